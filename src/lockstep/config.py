@@ -1,0 +1,120 @@
+"""`EngineConfig`: every setting of an engine, in one frozen object, validated once. Names and defaults are vLLM's where the thing exists there.
+
+Knows ranges and relations between settings; does not know the model (that is checked by `launch` once its config is read), environment or flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.errors import ConfigError
+
+Executor = Literal["auto", "local", "mp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """model: "smollm2" (the embedded default), a .gguf file or a Hugging Face folder. tokenizer: another folder or .gguf to take it from.
+    dtype: of weights and KV; "auto" is bfloat16. max_model_len: window in tokens, None for the model's own.
+
+    pipeline_parallel_size: stages. layer_split: layers a stage, "16,14"; None splits by weight bytes.
+    distributed_executor_backend: "mp" runs each stage in a process, "local" all in this one; "auto" is local for one stage, else mp.
+    threads: compute threads a stage; None shares the machine's cores among the stages.
+
+    block_size: positions a KV block. kv_cache_memory_bytes: KV memory of each stage; None takes part of what is free.
+    num_gpu_blocks_override: blocks in the pool, whatever memory says. enable_prefix_caching: reuse KV of equal prefixes.
+
+    max_num_seqs: most requests at once. max_num_batched_tokens: most tokens a step. async_scheduling: plan steps before earlier results are in.
+    scheduling_policy: "fcfs" or "priority" (lower first). microbatches: plans that share the running requests; None is one a stage.
+    queue_max: most requests that may wait; more are refused as overload.
+
+    seed: draws the seeds of requests that bring none; None takes them from the operating system.
+    backend: "native" or "reference" (torch). instruction_set: of the native backend; None picks the best this CPU has.
+    heartbeat_timeout_s: a stage that is silent for longer is lost. step_timeout_s: a step without a result for longer is stalled.
+    startup_timeout_s: stages must be ready by then.
+
+    Raises ConfigError naming the setting.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    pipeline_parallel_size: int = 1
+    layer_split: str | None = None
+    distributed_executor_backend: str = "auto"
+    threads: int | None = None
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    async_scheduling: bool = True
+    scheduling_policy: str = "fcfs"
+    microbatches: int | None = None
+    queue_max: int = 100_000
+    seed: int | None = None
+    backend: str = "native"
+    instruction_set: str | None = None
+    heartbeat_timeout_s: float = 5.0
+    step_timeout_s: float = 300.0
+    startup_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model must be the name or path of a model, got {self.model!r}")
+        _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float", "bf16", "fp32"))
+        _choice("distributed_executor_backend", self.distributed_executor_backend, ("auto", "local", "mp"))
+        _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
+        _choice("backend", self.backend, ("native", "reference"))
+        for name, low, high in (
+            ("pipeline_parallel_size", 1, 256),
+            ("block_size", 1, 1024),
+            ("max_num_seqs", 1, 65536),
+            ("max_num_batched_tokens", 1, 1 << 20),
+            ("queue_max", 1, 1 << 31),
+        ):
+            _integer(name, getattr(self, name), low, high)
+        for name, low, high in (
+            ("max_model_len", 2, 1 << 26),
+            ("threads", 1, 1024),
+            ("kv_cache_memory_bytes", 1, 1 << 50),
+            ("num_gpu_blocks_override", 1, 1 << 30),
+            ("microbatches", 1, 512),
+            ("seed", 0, (1 << 64) - 1),
+        ):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), low, high)
+        for name in ("heartbeat_timeout_s", "step_timeout_s", "startup_timeout_s"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value < 1e7:
+                raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+        if self.microbatches is not None and self.microbatches < self.pipeline_parallel_size:
+            raise ConfigError(f"microbatches must be at least the number of stages, {self.pipeline_parallel_size}, got {self.microbatches}")
+        if self.distributed_executor_backend == "mp" and self.pipeline_parallel_size == 1 and self.layer_split is not None:
+            raise ConfigError("layer_split is for more than one stage; set pipeline_parallel_size")
+
+    @property
+    def storage_dtype(self) -> Literal["float32", "bfloat16"]:
+        return "float32" if self.dtype in ("float32", "float", "fp32") else "bfloat16"
+
+    @property
+    def in_processes(self) -> bool:
+        """Each stage has a process of its own."""
+        return self.distributed_executor_backend == "mp" or (self.distributed_executor_backend == "auto" and self.pipeline_parallel_size > 1)
+
+    @property
+    def microbatch_count(self) -> int:
+        return self.microbatches or self.pipeline_parallel_size
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be an integer from {low} to {high}, got {value!r}")

@@ -1,0 +1,60 @@
+"""What the sampling rank decides from its draws: the accepted run of each row, and whether it ends the request.
+
+Nothing else ends a request in the log, and nothing here predicts: every row that samples is in the result, whatever its length cap says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lockstep.core.layout import BatchLayout
+from lockstep.core.ragged import Ragged
+from lockstep.core.records import LogprobColumns, StepResult
+from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+from lockstep.core.types import I32, U64
+
+
+def accept(
+    layout: BatchLayout,
+    sampled: I32,
+    *,
+    epoch: int,
+    digests: U64,
+    logprobs: LogprobColumns | None = None,
+    drafts: Sequence[Sequence[int]] = (),
+) -> StepResult:
+    """sampled: int32 [S], the target's own draw at each sampled position. A draft is accepted while it equals the draw there; the draw behind the last
+    accepted draft is the row's own new token. The earliest token that stops the request or fills its cap ends it; at one token, a stop wins over the cap.
+    drafts: next drafts, one sequence a sampling row (empty: none); those of an ended request are left out. logprobs: one row a sampled position [S]."""
+    accepted, finishes = [], np.zeros(len(layout.sample_row), np.int32)
+    kept: list[int] = []
+    stops = [frozenset(layout.stop_ids.row(i).tolist()) for i in range(len(layout.sample_row))]
+    for i, row in enumerate(layout.sample_row.tolist()):
+        first, last = int(layout.sample_starts[i]), int(layout.sample_starts[i + 1])
+        draws, proposed = sampled[first:last].tolist(), layout.draft_ids.row(i).tolist()
+        room = int(layout.length_cap[i] - layout.known[row])
+        run: list[int] = []
+        for position, token in enumerate(draws):
+            run.append(token)
+            finishes[i] = FINISH_STOP if token in stops[i] else FINISH_LENGTH if len(run) == room else FINISH_NONE
+            if finishes[i] or position == len(proposed) or proposed[position] != token:
+                break
+        accepted.append(run)
+        kept.extend(range(first, first + len(run)))
+    columns = None
+    if logprobs is not None:
+        columns = LogprobColumns(logprobs=logprobs.logprobs[kept], top_ids=logprobs.top_ids[kept], top_logprobs=logprobs.top_logprobs[kept])
+    offered = [() if finishes[i] or not drafts else tuple(drafts[i]) for i in range(len(accepted))]
+    return StepResult(
+        epoch=epoch,
+        step=layout.step,
+        slots=layout.slot[layout.sample_row],
+        generations=layout.generation[layout.sample_row],
+        tokens=Ragged.of(accepted),
+        finishes=finishes,
+        drafts=Ragged.of(offered),
+        logprobs=columns,
+        digests=digests,
+    )

@@ -1,0 +1,222 @@
+"""The records of the log, in their final shape: what the driver writes (`StepPlan`) and what the sampling rank writes (`StepResult`).
+
+One frozen object a message with columns inside. `arrays()` of a record lists what the digest folds, in order.
+Records say nothing about how they travel; `runtime.transport.codec` turns them into bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.core.ragged import Ragged
+from lockstep.core.schema import ADMITTED
+from lockstep.core.types import F32, I32, I64, U8, U64
+
+
+def _int32(count: int = 0) -> I32:
+    return np.zeros(count, np.int32)
+
+
+def _int64(count: int = 0) -> I64:
+    return np.zeros(count, np.int64)
+
+
+def _ragged() -> Ragged:
+    return Ragged(starts=_int32(1), values=_int32())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What an admission carries beside its columns, of a size that no column can have. `hash64` goes into the digest of every step that samples it.
+
+    stop_ids: token ids that end the request. cache_salt: prefix-cache blocks are shared only between equal salts.
+    extras: named byte strings for later use (grammar, bias, adapter); whoever adds one gives it a meaning here.
+    """
+
+    stop_ids: tuple[int, ...] = ()
+    cache_salt: bytes = b""
+    extras: Mapping[str, bytes] = field(default_factory=dict)
+
+    def hash64(self) -> int:
+        """Of the whole record: the column `side_hash`."""
+        extras = [part for key in sorted(self.extras) for part in (key.encode(), self.extras[key])]
+        return _hash64(np.array(self.stop_ids, np.int64).tobytes(), self.cache_salt, *extras)
+
+    def kv_salt(self) -> int:
+        """Of what shapes KV besides tokens: the column `kv_salt`. Requests that may share blocks have it equal."""
+        return _hash64(self.cache_salt)
+
+
+def _hash64(*parts: bytes) -> int:
+    hasher = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return int.from_bytes(hasher.digest(), "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Names KV that is held for another engine: the exporting engine's instance, its epoch and step, and a number (PROTOCOL.md 19, 20).
+    address: where the source stages serve pulls; empty in a record that ends a transfer."""
+
+    instance: str
+    epoch: int
+    step: int
+    number: int
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """(slot, generation) pairs: releases; also the slots of exports and unexports."""
+
+    slots: I32 = field(default_factory=_int32)
+    generations: I64 = field(default_factory=_int64)
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return (self.slots, self.generations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admissions:
+    """Requests that get a slot: every admitted column of `schema.COLUMNS` [A], and per admission its known tokens, their marks, its side record,
+    and for an import (column `importing`) the transfer to fetch. marks: uint8, MARK_TOKEN or MARK_EMBEDDING for each value of `tokens`."""
+
+    slots: I32 = field(default_factory=_int32)
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    tokens: Ragged = field(default_factory=_ragged)
+    marks: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    sides: tuple[Side, ...] = ()
+    transfers: tuple[Transfer | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.slots):
+            assert set(self.columns) == set(ADMITTED), f"admission columns {sorted(self.columns)}, schema wants {sorted(ADMITTED)}"
+        count = len(self.slots)
+        assert len(self.tokens) == len(self.sides) == len(self.transfers) == count, (count, len(self.tokens), len(self.sides), len(self.transfers))
+        assert len(self.marks) == len(self.tokens.values), (len(self.marks), len(self.tokens.values))
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        if not len(self.slots):
+            return (self.slots,)
+        ordered = tuple(self.columns[name] for name in ADMITTED)
+        return (self.slots, *ordered, self.tokens.starts, self.tokens.values, self.marks.astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Imports that may start: computed positions per (slot, generation); 0 means that the transfer failed and the request prefills here."""
+
+    slots: I32 = field(default_factory=_int32)
+    generations: I64 = field(default_factory=_int64)
+    computed: I32 = field(default_factory=_int32)
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return (self.slots, self.generations, self.computed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exports:
+    """KV kept readable for another engine after its request's release: blocks per KV group and the number of computed positions.
+    blocks[g] has one row an export."""
+
+    transfers: tuple[Transfer, ...] = ()
+    slots: Slots = field(default_factory=Slots)
+    computed: I32 = field(default_factory=_int32)
+    blocks: tuple[Ragged, ...] = ()
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return (*self.slots.arrays(), self.computed, *(a for blocks in self.blocks for a in (blocks.starts, blocks.values)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What the step computes: for (slot, generation) up to `counts` tokens. starts and samples are what the scheduler assumed
+    (starts -1: unknown to it); every replica checks them when it resolves (PROTOCOL.md 5)."""
+
+    slots: I32 = field(default_factory=_int32)
+    generations: I64 = field(default_factory=_int64)
+    counts: I32 = field(default_factory=_int32)
+    starts: I32 = field(default_factory=_int32)
+    samples: I32 = field(default_factory=_int32)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return (self.slots, self.generations, self.counts, self.starts, self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBlocks:
+    """Blocks appended to slots' block lists: entry i gives blocks.row(i) to slots[i] in KV group groups[i]."""
+
+    slots: I32 = field(default_factory=_int32)
+    groups: I32 = field(default_factory=_int32)
+    blocks: Ragged = field(default_factory=_ragged)
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return (self.slots, self.groups, self.blocks.starts, self.blocks.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What step `step` computes. It is resolved when exactly the results of steps 0 .. horizon-1 have been applied.
+    The order of work is the order of the fields (PROTOCOL.md 1)."""
+
+    epoch: int
+    step: int
+    horizon: int
+    releases: Slots = field(default_factory=Slots)
+    admissions: Admissions = field(default_factory=Admissions)
+    ready: Ready = field(default_factory=Ready)
+    exports: Exports = field(default_factory=Exports)
+    unexports: tuple[Transfer, ...] = ()
+    new_blocks: NewBlocks = field(default_factory=NewBlocks)
+    rows: Rows = field(default_factory=Rows)
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        head = np.array([self.epoch, self.step, self.horizon, *(t.number for t in self.exports.transfers), *(t.number for t in self.unexports)], np.int64)
+        parts = (self.releases, self.admissions, self.ready, self.exports, self.new_blocks, self.rows)
+        return (head, *(array for part in parts for array in part.arrays()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobColumns:
+    """Log probabilities for the accepted tokens of a result, in their order [N]; outside the digest. A row that asked for none has NaN.
+    top_ids int32, top_logprobs float32 [N, L]; unused entries -1 and NaN."""
+
+    logprobs: F32
+    top_ids: I32
+    top_logprobs: F32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What the sampling rank decided in step `step`: per sampled (slot, generation) the accepted tokens, the finish code and the next drafts.
+    digests: uint64, of every rank that the step passed through, first stage first; the last is the sampling rank's own."""
+
+    epoch: int
+    step: int
+    slots: I32 = field(default_factory=_int32)
+    generations: I64 = field(default_factory=_int64)
+    tokens: Ragged = field(default_factory=_ragged)
+    finishes: I32 = field(default_factory=_int32)
+    drafts: Ragged = field(default_factory=_ragged)
+    logprobs: LogprobColumns | None = None
+    digests: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        head = np.array([self.epoch, self.step], np.int64)
+        tokens, drafts = self.tokens, self.drafts
+        return (head, self.slots, self.generations, tokens.starts, tokens.values, self.finishes, drafts.starts, drafts.values)

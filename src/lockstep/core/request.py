@@ -1,0 +1,98 @@
+"""One request as the driver keeps it: what was asked (`EngineRequest`) and how far it is (`LiveRequest`).
+
+The token list here is the truth; every KV cache is only a cache of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lockstep.core.records import Side
+from lockstep.core.types import I32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """A request as submitted, nothing left open: seed drawn, cap clipped to the window, stop ids merged with the model's end tokens.
+
+    prompt: int32 [prompt_length]. length_cap: prompt_length + max_tokens at most. priority: lower goes first under the policy 'priority'.
+    sibling_of: the request whose prompt it shares (n > 1); it is admitted after that one's prompt is planned.
+    needs_prompt_logprobs: takes no prefix hits (PROTOCOL.md 18).
+    """
+
+    request_id: str
+    prompt: I32
+    length_cap: int
+    seed: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    logprob_count: int = -1
+    priority: int = 0
+    sibling_of: str | None = None
+    needs_prompt_logprobs: bool = False
+    side: Side = field(default_factory=Side)
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """arrival: order of submission; with priority it survives preemption. tokens[:known]: prompt and accepted tokens received so far.
+
+    generation, slot: of the present admission, None while waiting. admitted_known: known tokens at that admission.
+    scheduled: positions below it are in plans (the first `computed` that the log will reach). outstanding: (step, most tokens that its result can add)
+    of rows whose result has not been received. last_step: the last plan with a row of it.
+    """
+
+    spec: EngineRequest
+    arrival: int
+    tokens: I32
+    known: int
+    side_hash: int
+    slot: int | None = None
+    generation: int = -1
+    admitted_known: int = 0
+    scheduled: int = 0
+    drafts: int = 0
+    outstanding: deque[tuple[int, int]] = field(default_factory=deque)
+    last_step: int = -1
+    admitted_step: int = -1
+    blocks: list[list[int]] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    published: int = 0
+    cached_tokens: int = -1
+    delivered: int = 0
+    preemptions: int = 0
+
+    @staticmethod
+    def of(spec: EngineRequest, arrival: int) -> LiveRequest:
+        tokens = np.zeros(spec.length_cap, np.int32)
+        tokens[: len(spec.prompt)] = spec.prompt
+        return LiveRequest(spec=spec, arrival=arrival, tokens=tokens, known=len(spec.prompt), side_hash=spec.side.hash64())
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.spec.prompt)
+
+    @property
+    def known_least(self) -> int:
+        """Known tokens once all outstanding results are in, if each adds as few as it can: one."""
+        return self.known + len(self.outstanding)
+
+    @property
+    def known_most(self) -> int:
+        """The same if each adds as many as it can, within the cap."""
+        return min(self.known + sum(most for _, most in self.outstanding), self.spec.length_cap)
+
+    @property
+    def prefilling(self) -> bool:
+        """Some known token other than the last is not in any plan yet, or nothing was sampled since the admission."""
+        return not self.outstanding and self.known == self.admitted_known
+
+    @property
+    def ending(self) -> bool:
+        """The outstanding results fill its cap whatever they hold. A matter of planning only; the sampler alone ends it."""
+        return self.known_least >= self.spec.length_cap

@@ -1,0 +1,390 @@
+"""`Scheduler`: decides what each step computes, and writes it as a `StepPlan`. The only decider; ranks only replay.
+
+Continuous batching under a token budget: decode rows first, then prefill chunks of running requests, then admissions. Synchronous and asynchronous
+scheduling are the same code: they differ in when a row's dependency counts as met and in how many plans may be in flight (PROTOCOL.md 23).
+It knows requests, blocks and counts; not ranks, links, clocks or the model.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from dataclasses import dataclass
+
+from lockstep.core.outputs import FinishReason
+from lockstep.core.plan_builder import PlanBuilder
+from lockstep.core.pool import BlockPool
+from lockstep.core.prefix import PrefixHasher
+from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.request import EngineRequest, LiveRequest
+from lockstep.core.schema import FINISH_NONE, FINISH_STOP
+from lockstep.core.stats import SchedulerStats
+from lockstep.core.types import UNKNOWN_START, ceil_div
+from lockstep.errors import InternalError, LogError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """slot_count: most requests at once. token_budget: most tokens a step. microbatch_count: M of PROTOCOL.md 23, at least the number of stages.
+    priorities: rank by (priority, arrival) instead of arrival alone. block_counts: blocks in the pool, one a KV group."""
+
+    slot_count: int
+    token_budget: int
+    microbatch_count: int
+    asynchronous: bool
+    block_size: int
+    block_counts: tuple[int, ...]
+    prefix_caching: bool = True
+    priorities: bool = False
+    drafts_max: int = 0
+
+    @property
+    def plans_in_flight_max(self) -> int:
+        return self.microbatch_count + (1 if self.asynchronous else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Tokens that a result brought for a request: the first has index `index` in its output. row: the result's row, rank of its logprobs."""
+
+    request: LiveRequest
+    index: int
+    row: int
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+class Scheduler:
+    """epoch: number of the log. prefix_secret: random bytes for the keys of the prefix cache. Generations start at first_generation and are never reused."""
+
+    def __init__(self, config: SchedulerConfig, *, prefix_secret: bytes, epoch: int = 0, first_generation: int = 0) -> None:
+        self.config = config
+        self.epoch = epoch
+        self.stats = SchedulerStats()
+        self.pools = [BlockPool(count) for count in config.block_counts]
+        self.next_step = 0
+        self.received = 0
+        self._hasher = PrefixHasher(prefix_secret, config.block_size)
+        self._horizon = 0
+        self._next_generation = first_generation
+        self._next_arrival = 0
+        self._requests: dict[str, LiveRequest] = {}
+        self._waiting: list[LiveRequest] = []
+        self._running: list[LiveRequest] = []
+        self._by_generation: dict[int, LiveRequest] = {}
+        self._free_slots = list(range(config.slot_count))
+        self._ended: list[LiveRequest] = []
+        self._rows_in_plan: dict[int, int] = {}
+
+    # Requests come and go
+
+    def submit(self, spec: EngineRequest) -> None:
+        """Queue a request. It must be able to run alone in the whole pool; the caller has checked that."""
+        if spec.request_id in self._requests:
+            raise InternalError(f"request {spec.request_id!r} is submitted twice")
+        request = LiveRequest.of(spec, self._next_arrival)
+        self._next_arrival += 1
+        self._requests[spec.request_id] = request
+        bisect.insort(self._waiting, request, key=self._rank)
+
+    def abort(self, request_id: str) -> LiveRequest | None:
+        """End a request in whatever phase it is. Its slot and blocks go back with the next plan; results in flight for it are dropped."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        self.stats.aborts += 1
+        if request.slot is None:
+            self._waiting.remove(request)
+        else:
+            if request.last_step >= self.received:
+                self.stats.aborts_in_flight += 1
+            self._running.remove(request)
+            self._ended.append(request)
+        return request
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(self._requests)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running_count(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Some request is live, or a slot waits for its release."""
+        return bool(self._requests or self._ended)
+
+    @property
+    def plans_in_flight(self) -> int:
+        return self.next_step - self.received
+
+    # Deciding
+
+    def plan(self) -> StepPlan | None:
+        """The next plan, committed; or None if nothing can be done before a result comes."""
+        if self.plans_in_flight >= self.config.plans_in_flight_max:
+            return None
+        build = PlanBuilder(self.epoch, self.next_step)
+        for request in self._ended:
+            self._release(request, build)
+        self._ended.clear()
+        self._plan_decodes(build, newest=False)
+        self._plan_prefills(build)
+        self._plan_admissions(build)
+        if not build.row_count and self.config.asynchronous:
+            self._plan_decodes(build, newest=True)
+        return None if build.is_empty else self._commit(build)
+
+    def _plan_decodes(self, build: PlanBuilder, *, newest: bool) -> None:
+        """Rows that sample from the last known token on. A microbatch takes its share of the live ones and no more, so that M plans are equally full.
+        newest: nothing else is eligible, so rows whose sample is in one of the last M - 1 plans are allowed too."""
+        live = [request for request in self._running if not request.prefilling]
+        share = ceil_div(len(live), self.config.microbatch_count)
+        for request in live:
+            if build.row_count >= share or build.budget_used >= self.config.token_budget:
+                break
+            if request.slot is not None and not request.ending and self._dependency_met(request, newest):
+                self._try_decode(request, build)
+
+    def _dependency_met(self, request: LiveRequest, newest: bool) -> bool:
+        if not request.outstanding:
+            return True
+        return self.config.asynchronous and (newest or request.outstanding[-1][0] <= self.next_step - self.config.microbatch_count)
+
+    def _try_decode(self, request: LiveRequest, build: PlanBuilder) -> None:
+        drafts = self.config.drafts_max if request.outstanding else request.drafts
+        certain = not request.outstanding or self.config.drafts_max == 0
+        room = min(request.spec.length_cap - 1, request.known_most + drafts)
+        count = min(1 + drafts, request.spec.length_cap - request.known_least, self.config.token_budget - build.budget_used)
+        if not self._reserve(request, room, build):
+            if request.outstanding or drafts == 0 or not self._reserve(request, request.known, build):
+                return
+            count = 1
+        start = request.known_least - 1 if certain else UNKNOWN_START
+        if request.outstanding:
+            build.horizon_least = max(build.horizon_least, request.outstanding[-1][0] + 1)
+        request.outstanding.append((build.step, count))
+        request.scheduled = request.known_least - 1
+        self._add_row(request, build, count=count, start=start, samples=True)
+
+    def _plan_prefills(self, build: PlanBuilder) -> None:
+        for request in list(self._running):
+            if build.budget_used >= self.config.token_budget:
+                break
+            if request.slot is not None and request.prefilling and not build.has_row(request):
+                self._try_prefill(request, build)
+
+    def _try_prefill(self, request: LiveRequest, build: PlanBuilder) -> bool:
+        start = request.scheduled
+        count = min(self.config.token_budget - build.budget_used, request.known - start)
+        if not self._reserve(request, start + count, build):
+            return False
+        samples = start + count == request.known
+        if samples:
+            request.outstanding.append((build.step, 1))
+        request.scheduled = min(start + count, request.known - 1) if samples else start + count
+        self._add_row(request, build, count=count, start=start, samples=samples)
+        return True
+
+    def _plan_admissions(self, build: PlanBuilder) -> None:
+        """In rank order, none passing another but a sibling that waits for its elder. After a preemption in this plan nobody comes in."""
+        index = 0
+        while index < len(self._waiting) and self._free_slots and not build.preempted and build.budget_used < self.config.token_budget:
+            request = self._waiting[index]
+            if self._waits_for_elder(request, build):
+                index += 1
+                continue
+            hits = self._find_hits(request)
+            hit_count = len(hits[0]) if hits else 0
+            fresh = ceil_div(request.known, self.config.block_size) - hit_count
+            if not all(pool.can_take(fresh + sum(pool.is_free(b) for b in found)) for pool, found in zip(self.pools, hits, strict=True)):
+                break
+            del self._waiting[index]
+            self._admit(request, hits, build)
+            if not self._try_prefill(request, build):
+                raise InternalError(f"request {request.spec.request_id!r} was admitted and its first chunk found no blocks")
+
+    def _waits_for_elder(self, request: LiveRequest, build: PlanBuilder) -> bool:
+        """PROTOCOL.md 26: a sibling comes in one plan after the first's prompt is planned, so that it hits its blocks."""
+        elder = self._requests.get(request.spec.sibling_of or "")
+        if elder is None or elder.delivered:
+            return False
+        return elder.slot is None or elder.prefilling or (len(elder.outstanding) == 1 and elder.last_step == build.step)
+
+    def _find_hits(self, request: LiveRequest) -> list[list[int]]:
+        """Per KV group the blocks of the longest cached prefix: whole blocks below known - 1, so that no row is empty and no row writes a shared block."""
+        if not self.config.prefix_caching or request.spec.needs_prompt_logprobs:
+            return [[] for _ in self.pools]
+        count = (request.known - 1) // self.config.block_size
+        self._hasher.extend(request.chain, request.tokens, request.spec.side.cache_salt, count)
+        found = [pool.find(request.chain[:count]) for pool in self.pools]
+        shortest = min(len(blocks) for blocks in found)
+        return [blocks[:shortest] for blocks in found]
+
+    def _admit(self, request: LiveRequest, hits: list[list[int]], build: PlanBuilder) -> None:
+        request.slot = heapq.heappop(self._free_slots)
+        request.generation = self._next_generation
+        self._next_generation += 1
+        self._by_generation[request.generation] = request
+        request.admitted_known = request.known
+        request.admitted_step = build.step
+        request.drafts = 0
+        request.blocks = [list(blocks) for blocks in hits]
+        request.published = len(hits[0])
+        request.scheduled = request.published * self.config.block_size
+        for group, (pool, blocks) in enumerate(zip(self.pools, hits, strict=True)):
+            pool.share(blocks)
+            if blocks:
+                build.add_blocks(request.slot, group, blocks)
+        if self.config.prefix_caching:
+            self.stats.prefix_queries += request.known
+            self.stats.prefix_hits += request.scheduled
+        if request.cached_tokens < 0:
+            request.cached_tokens = request.scheduled
+        build.admit(request, request.scheduled)
+        bisect.insort(self._running, request, key=self._rank)
+
+    # Blocks
+
+    def _reserve(self, request: LiveRequest, end: int, build: PlanBuilder) -> bool:
+        """Blocks for positions below `end`. Short of them: wait for the request's own results; then preempt whoever ranks strictly below it
+        and has no row in this plan; else not now."""
+        size = self.config.block_size
+        while True:
+            short = [ceil_div(end, size) - len(blocks) for blocks in request.blocks]
+            if all(pool.can_take(max(0, count)) for pool, count in zip(self.pools, short, strict=True)):
+                break
+            victim = None if request.outstanding else self._victim(request, build)
+            if victim is None:
+                return False
+            self._preempt(victim, build)
+        for group, (pool, count) in enumerate(zip(self.pools, short, strict=True)):
+            if count > 0:
+                blocks = pool.take(count)
+                request.blocks[group].extend(blocks)
+                assert request.slot is not None
+                build.add_blocks(request.slot, group, blocks)
+        return True
+
+    def _victim(self, request: LiveRequest, build: PlanBuilder) -> LiveRequest | None:
+        last = self._running[-1]
+        return None if build.has_row(last) or self._rank(last) <= self._rank(request) else last
+
+    def _preempt(self, request: LiveRequest, build: PlanBuilder) -> None:
+        """Out of its slot and back in the queue at its old rank, with every token that is known. What is in flight for it will be dropped; it comes again."""
+        self.stats.preemptions += 1
+        if request.prefilling:
+            self.stats.preemptions_in_prefill += 1
+        else:
+            self.stats.preemptions_in_decode += 1
+        build.preempted += 1
+        request.preemptions += 1
+        self._running.remove(request)
+        self._release(request, build)
+        bisect.insort(self._waiting, request, key=self._rank)
+
+    def _release(self, request: LiveRequest, build: PlanBuilder) -> None:
+        """The one way out of a slot: finished, aborted or preempted."""
+        assert request.slot is not None
+        build.release(request.slot, request.generation)
+        for pool, blocks in zip(self.pools, request.blocks, strict=True):
+            pool.release(blocks)
+        del self._by_generation[request.generation]
+        heapq.heappush(self._free_slots, request.slot)
+        request.slot, request.blocks = None, []
+        request.outstanding.clear()
+        request.scheduled = request.drafts = request.published = 0
+
+    def _publish(self, request: LiveRequest) -> None:
+        """Blocks of tokens known at admission once planned (every rank executes in order); of later tokens once their result is in."""
+        if not self.config.prefix_caching:
+            return
+        written = request.known - 1 if request.known > request.admitted_known else 0
+        count = max(min(request.scheduled, request.admitted_known), written) // self.config.block_size
+        if count > request.published:
+            self._hasher.extend(request.chain, request.tokens, request.spec.side.cache_salt, count)
+            for pool, blocks in zip(self.pools, request.blocks, strict=True):
+                for index in range(request.published, count):
+                    pool.publish(blocks[index], request.chain[index])
+            request.published = count
+
+    # Committing and receiving
+
+    def _add_row(self, request: LiveRequest, build: PlanBuilder, *, count: int, start: int, samples: bool) -> None:
+        request.last_step = build.step
+        build.add_row(request, count=count, start=start, samples=samples)
+
+    def _commit(self, build: PlanBuilder) -> StepPlan:
+        self._horizon = max(self._horizon, self.received, build.horizon_least)
+        plan = build.build(self._horizon)
+        owners = list(build.row_owners.values())
+        for request in owners:
+            self._publish(request)
+        self._rows_in_plan[plan.step] = len(owners)
+        samples = int(plan.rows.samples.sum())
+        decodes = sum(request.known > request.admitted_known or len(request.outstanding) > 1 for request in owners)
+        self.stats.note_plan(
+            rows=len(owners),
+            tokens=build.budget_used,
+            rows_in_flight=sum(self._rows_in_plan.values()),
+            mixed=0 < decodes < len(owners),
+            samples=samples,
+            unknown=build.horizon_least > self.received,
+        )
+        self.next_step += 1
+        return plan
+
+    def receive(self, result: StepResult) -> list[Delivery]:
+        """Take the next result. Rows of a generation that has ended are dropped."""
+        if result.step != self.received:
+            raise LogError(f"result of step {self.received} comes next, got step {result.step}")
+        self.received += 1
+        del self._rows_in_plan[result.step]
+        deliveries = []
+        for row, generation in enumerate(result.generations.tolist()):
+            request = self._by_generation.get(generation)
+            if request is None or self._requests.get(request.spec.request_id) is not request:
+                self.stats.rows_dropped += 1
+                continue
+            deliveries.append(self._accept(request, result, row))
+        return deliveries
+
+    def _accept(self, request: LiveRequest, result: StepResult, row: int) -> Delivery:
+        step, most = request.outstanding.popleft()
+        tokens = result.tokens.row(row)
+        if step != result.step or not 0 < len(tokens) <= most:
+            raise LogError(f"request {request.spec.request_id!r} waits for step {step} with at most {most} tokens; step {result.step} brought {len(tokens)}")
+        request.tokens[request.known : request.known + len(tokens)] = tokens
+        index = request.known - request.prompt_length
+        request.known += len(tokens)
+        request.drafts = len(result.drafts.row(row))
+        self._publish(request)
+        finish = int(result.finishes[row])
+        reason = None if finish == FINISH_NONE else FinishReason.STOP if finish == FINISH_STOP else FinishReason.LENGTH
+        if reason is not None:
+            del self._requests[request.spec.request_id]
+            self._running.remove(request)
+            self._ended.append(request)
+        request.delivered = request.known - request.prompt_length
+        self.stats.tokens_delivered += len(tokens)
+        return Delivery(request=request, index=index, row=row, tokens=tuple(tokens.tolist()), finish=reason)
+
+    def _rank(self, request: LiveRequest) -> tuple[int, int]:
+        return (request.spec.priority if self.config.priorities else 0, request.arrival)
+
+    def audit(self) -> list[str]:
+        """What is wrong with the books, in words. When idle: nothing held, free blocks = pool."""
+        wrong = [line for pool in self.pools for line in pool.audit()]
+        if not self.has_work:
+            for name, entries in (("running", self._running), ("waiting", self._waiting), ("by generation", self._by_generation)):
+                if entries:
+                    wrong.append(f"idle, and {len(entries)} requests are {name}")
+            if len(self._free_slots) != self.config.slot_count:
+                wrong.append(f"idle, and {self.config.slot_count - len(self._free_slots)} slots are held")
+            wrong.extend(f"idle, and {p.block_count - p.free_count} blocks are held" for p in self.pools if p.free_count != p.block_count)
+        return wrong

@@ -1,0 +1,41 @@
+"""Counts of what the scheduler did, for metrics and for `lockstep verify`, which asserts that a way of running really happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """plans_with_unknown: plans written whose horizon lay past what had been received. plans_mixed: with rows that decode and rows that prefill.
+    rows_max: most rows in one plan; rows_in_flight_max: most rows in plans whose results had not been received."""
+
+    plans: int = 0
+    plans_empty: int = 0
+    plans_mixed: int = 0
+    plans_with_unknown: int = 0
+    rows: int = 0
+    rows_max: int = 0
+    rows_in_flight_max: int = 0
+    tokens_planned: int = 0
+    tokens_delivered: int = 0
+    samples: int = 0
+    rows_dropped: int = 0
+    preemptions: int = 0
+    preemptions_in_prefill: int = 0
+    preemptions_in_decode: int = 0
+    aborts: int = 0
+    aborts_in_flight: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+    def note_plan(self, *, rows: int, tokens: int, rows_in_flight: int, mixed: bool, samples: int, unknown: bool) -> None:
+        self.plans += 1
+        self.plans_empty += rows == 0
+        self.plans_mixed += mixed
+        self.plans_with_unknown += unknown
+        self.rows += rows
+        self.rows_max = max(self.rows_max, rows)
+        self.rows_in_flight_max = max(self.rows_in_flight_max, rows_in_flight)
+        self.tokens_planned += tokens
+        self.samples += samples

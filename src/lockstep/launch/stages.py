@@ -1,0 +1,155 @@
+"""Builds one stage: backend, program, packed weights, then KV and executor once the pool's size is agreed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import psutil
+
+from lockstep.config import EngineConfig
+from lockstep.core.provenance import Provenance
+from lockstep.core.table import SlotTable, TableShape
+from lockstep.core.types import ceil_div
+from lockstep.errors import ConfigError, UnsupportedError
+from lockstep.launch.model import ResolvedModel
+from lockstep.models.families import WeightSource, weight_sources
+from lockstep.models.split import kv_bytes_per_block
+from lockstep.ops.backend import Backend, Limits, PackedWeight
+from lockstep.ops.program import Program, Weight
+from lockstep.runtime.executor import ProgramExecutor
+from lockstep.runtime.messages import StageHello, StageStart
+from lockstep.runtime.stage import Stage
+from lockstep.runtime.transport.codec import VERSION
+from lockstep.weights import Checkpoint
+
+ENGINE_NUMERICS = 1
+"""Raised whenever the engine itself, not a kernel, gives other tokens than before for the same request."""
+
+FREE_MEMORY_SHARE = 0.25
+"""Part of the free memory that the KV pools of all stages on a machine take if nothing else is said."""
+
+
+def make_backend(config: EngineConfig) -> Backend:
+    if config.backend == "native":
+        from lockstep.backends.native import NativeBackend
+
+        return NativeBackend(instruction_set=config.instruction_set)
+    try:
+        from lockstep.backends.reference import ReferenceBackend
+    except ImportError:
+        raise UnsupportedError("the reference backend needs torch, which is not installed; run: pip install 'lockstep-llm[torch]'") from None
+    return ReferenceBackend()
+
+
+class PackedWeights:
+    """Weights in a backend's layout, each packed once. Only what a program names is read from the checkpoint."""
+
+    def __init__(self, backend: Backend, model: ResolvedModel) -> None:
+        self.backend = backend
+        self._model = model
+        self._packed: dict[tuple[str, bool], PackedWeight] = {}
+
+    def of(self, program: Program) -> Mapping[str, PackedWeight]:
+        """The weights of one stage's program."""
+        sources = weight_sources(self._model.spec, program)
+        return {name: self._pack(weight, sources[name]) for name, weight in program.weights.items()}
+
+    def _pack(self, weight: Weight, source: WeightSource) -> PackedWeight:
+        """A table that is only looked up has another layout than one that is also multiplied with, so they are two entries."""
+        key = (weight.name, "matrix" in weight.roles)
+        if key not in self._packed:
+            values = source.computed if source.computed is not None else _joined(self._model.checkpoint, source.parts)
+            self._packed[key] = self.backend.pack(weight, values.reshape(weight.rows, weight.columns), self._model.dtype)
+        return self._packed[key]
+
+
+def _joined(checkpoint: Checkpoint, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    parts = [checkpoint.read(name) for name in names]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def table_shape(config: EngineConfig, model: ResolvedModel) -> TableShape:
+    return TableShape(slot_count=config.max_num_seqs, length_max=model.window, block_size=config.block_size)
+
+
+def fingerprint(model: ResolvedModel, backend: Backend) -> str:
+    """Names weights, dtype, kernel numerics and engine numerics: servers with one fingerprint give the same tokens for the same request and seed."""
+    return f"ls{ENGINE_NUMERICS}-{model.checkpoint.fingerprint()[:12]}-{model.dtype}-{backend.numerics}"
+
+
+class StageAssembly:
+    """Stage `index` on its way: weights are packed now, KV when `build` is told the pool's size."""
+
+    def __init__(self, config: EngineConfig, model: ResolvedModel, weights: PackedWeights, index: int) -> None:
+        self._config = config
+        self._model = model
+        self._backend = weights.backend
+        self._index = index
+        self._program = model.program(index)
+        self._weights = weights.of(self._program)
+        self.kv_bytes = 0
+
+    def hello(self) -> StageHello:
+        layers = self._model.splits[self._index]
+        return StageHello(
+            stage=self._index,
+            pid=os.getpid(),
+            agreement={
+                "fingerprint": fingerprint(self._model, self._backend),
+                "split": ",".join(str(len(layers)) for layers in self._model.splits),
+                "block_size": str(self._config.block_size),
+                "window": str(self._model.window),
+                "slots": str(self._config.max_num_seqs),
+                "wire": str(VERSION),
+            },
+            layers=(layers.start, layers.stop),
+            kv_block_bytes=kv_bytes_per_block(self._program, self._model.dtype, self._config.block_size),
+            weight_bytes=sum(weight.nbytes for weight in self._weights.values()),
+            kv_bytes_max=self._config.kv_cache_memory_bytes
+            or int(psutil.virtual_memory().available * FREE_MEMORY_SHARE / self._config.pipeline_parallel_size),
+        )
+
+    def build(self, start: StageStart) -> Stage:
+        config, shape = self._config, table_shape(self._config, self._model)
+        limits = Limits(
+            tokens_max=config.max_num_batched_tokens,
+            rows_max=min(config.max_num_seqs, config.max_num_batched_tokens),
+            samples_max=min(config.max_num_seqs, config.max_num_batched_tokens),
+            block_size=config.block_size,
+            block_counts=start.block_counts,
+        )
+        executable = self._backend.compile(self._program, self._weights, self._model.dtype, limits, stage_threads(config))
+        self.kv_bytes = executable.kv_bytes
+        return Stage(
+            index=self._index,
+            count=config.pipeline_parallel_size,
+            epoch=start.epoch,
+            table=SlotTable(shape),
+            provenance=[Provenance(count, config.block_size, group) for group, count in enumerate(start.block_counts)],
+            executor=ProgramExecutor(self._program, executable),
+        )
+
+
+def stage_threads(config: EngineConfig) -> int:
+    """Threads of one stage: as asked, else its share of the cores this process may use."""
+    if config.threads is not None:
+        return config.threads
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // config.pipeline_parallel_size) if config.in_processes else cores
+
+
+def choose_block_count(config: EngineConfig, model: ResolvedModel, hellos: Sequence[StageHello]) -> tuple[int, ...]:
+    """Blocks in the pool, set by the tightest stage and by what all slots could ever fill. Raises ConfigError if one request could outgrow it."""
+    needed = ceil_div(model.window, config.block_size)
+    tightest = min(hellos, key=lambda hello: hello.kv_bytes_max // hello.kv_block_bytes)
+    fitting = tightest.kv_bytes_max // tightest.kv_block_bytes
+    count = config.num_gpu_blocks_override or min(fitting, config.max_num_seqs * needed)
+    if count < needed:
+        raise ConfigError(
+            f"one request of max_model_len {model.window} tokens needs {needed} blocks of {config.block_size}, the KV pool has {count} "
+            f"(stage {tightest.stage}: {tightest.kv_bytes_max} bytes, {tightest.kv_block_bytes} a block); raise kv_cache_memory_bytes or num_gpu_blocks_override, "
+            f"or lower max_model_len to {count * config.block_size}"
+        )
+    return (count,)

@@ -1,0 +1,95 @@
+"""The op set. Each entry says what an op reads, writes and is told; its meaning in one paragraph.
+
+The executable meaning is the plain-torch body of the same name in `backends/reference`; a kernel is an answer to it.
+All activations are float32. `dtype` below is the program-wide weight and KV dtype, float32 or bfloat16; rounding to bfloat16 is to nearest even.
+Every op is row-invariant: a row of an output is bit for bit a function of the same row of the inputs, the weights and (attention) that request's KV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """inputs, outputs: roles of buffers, in order. weights: roles of weights, in order, of which the last `optional_weights` may be left out."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    attributes: tuple[str, ...]
+    meaning: str
+    optional_weights: int = 0
+
+
+OPS: dict[str, OpSpec] = {
+    "embed": OpSpec(
+        (),
+        ("y",),
+        ("table",),
+        (),
+        "y[T, H] = table[token_ids[T]] widened to float32. Reads the step's token_ids. Ids outside [0, V) are an error before anything is written.",
+    ),
+    "rms_norm": OpSpec(
+        ("x",),
+        ("y",),
+        ("gain",),
+        ("eps",),
+        "y = x / sqrt(mean(x * x, last axis) + eps) * gain. The gain is kept in float32 whatever the dtype.",
+    ),
+    "linear": OpSpec(
+        ("x",),
+        ("y",),
+        ("matrix", "bias"),
+        ("accumulate",),
+        "y[*, N] = round(x)[*, K] @ matrix[N, K].T (+ bias[N]), sums in float32, added to what y held if accumulate. "
+        "round() is to the matrix's dtype: none for float32, to bfloat16 for bfloat16. The bias is kept in float32. x and y never share memory.",
+        optional_weights=1,
+    ),
+    "rope_write": OpSpec(
+        ("qkv",),
+        ("q",),
+        ("inverse_frequencies",),
+        ("kv_layer", "heads", "kv_heads", "head_dim"),
+        "qkv[T, (heads + 2 * kv_heads) * head_dim] holds queries, keys, values one after the other. Queries and keys are rotated by their token's position, "
+        "half-split pairs (i, i + head_dim / 2): angle = position * inverse_frequencies[i] (float32 product, i in [0, head_dim / 2)); "
+        "(a, b) -> (a cos - b sin, b cos + a sin). Rotated queries go to q[T, heads * head_dim]; rotated keys and plain values are rounded to the KV dtype "
+        "and written at the token's position through its row's block table. inverse_frequencies is a vector weight computed by the model, not read from a file.",
+    ),
+    "paged_attention": OpSpec(
+        ("q",),
+        ("y",),
+        (),
+        ("kv_layer", "heads", "kv_heads", "head_dim", "scale"),
+        "Causal attention with grouped heads (query head h reads KV head h // (heads / kv_heads)): for a token at position p, over positions 0..p of its row, "
+        "y = softmax(scale * q . k) @ v, everything in float32 on KV widened from its dtype. Keys are walked in tiles at fixed absolute positions, "
+        "the same whatever the chunk, batch, block size or thread count.",
+    ),
+    "gated_activation": OpSpec(
+        ("gate_up",),
+        ("y",),
+        (),
+        ("kind",),
+        "gate_up[T, 2 * F] holds gate then up. kind 'silu': y[T, F] = gate / (1 + exp(-gate)) * up.",
+    ),
+    "select": OpSpec(
+        ("x",),
+        ("y",),
+        (),
+        (),
+        "y[S, H] = x[sample_index[S]]: the rows whose next token is sampled.",
+    ),
+    "sample": OpSpec(
+        ("logits",),
+        (),
+        (),
+        (),
+        "For each of the S positions chooses a token from logits[S, V] by the step's sampling columns, see `step.StepInputs`; "
+        "writes the step's outputs. temperature 0: the largest logit, lowest id on a tie. Otherwise l = logits / temperature (one float32 multiplication by the float32 reciprocal); "
+        "p = softmax(l); keep ids with p >= min_p * max(p); of these the top_k largest l; of these, in descending order of l (ties: lower id first), the shortest prefix "
+        "whose probability, renormalised over what top_k kept, reaches top_p; then argmax over kept ids of l + gumbel(seed, position, id). "
+        "gumbel = -log(-log(u)), u = ((x >> 8) + 0.5) * 2**-24 (24 bits, so that u stays inside (0, 1) in float32) with x the first word of Philox4x32-10, "
+        "key (seed low, seed high), counter (position, id, stream 0, 0). "
+        "logprobs: log_softmax of the raw logits at the chosen token and, best first, at the top ids.",
+    ),
+}

@@ -1,0 +1,92 @@
+"""Clients of an engine in this process: `AsyncClient` for an event loop, `collect` for a caller that waits.
+
+They turn engine events of one turn into one wake-up of the loop. They know requests in tokens; text is their callers'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from lockstep.core.outputs import FinishReason, TokenEvent
+from lockstep.core.params import SamplingParams
+from lockstep.core.request import EngineRequest
+from lockstep.errors import LockstepError
+from lockstep.runtime.engine import Engine, EngineState
+from lockstep.runtime.requests import RequestFactory
+
+
+class AsyncClient:
+    """Must be made and used on one event loop's thread."""
+
+    def __init__(self, engine: Engine, factory: RequestFactory, fingerprint: str) -> None:
+        self._engine = engine
+        self._factory = factory
+        self._fingerprint = fingerprint
+        self._loop = asyncio.get_running_loop()
+        self._queues: dict[str, asyncio.Queue[TokenEvent]] = {}
+
+    @property
+    def max_model_len(self) -> int:
+        return self._factory.limits.window
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def state(self) -> EngineState:
+        return self._engine.state
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, choice: int = 0, priority: int = 0
+    ) -> AsyncIterator[TokenEvent]:
+        """The events of choice `choice`, until the one with a finish reason. Closing the iterator early aborts the request."""
+        request = self._factory.build(request_id, prompt_token_ids, params, choice=choice, priority=priority)
+        events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._queues[request.request_id] = events
+        ended = False
+        try:
+            self._engine.submit(request, self._sink)
+            while not ended:
+                event = await events.get()
+                ended = event.finish_reason is not None
+                yield event
+        finally:
+            del self._queues[request.request_id]
+            if not ended:
+                self._engine.abort(request.request_id)
+
+    def abort(self, request_id: str, *, choice: int = 0) -> None:
+        self._engine.abort(f"{request_id}#{choice}")
+
+    def _sink(self, events: list[TokenEvent]) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, events)
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            waiting = self._queues.get(event.request_id)
+            if waiting is not None:
+                waiting.put_nowait(event)
+
+
+def collect(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[list[TokenEvent]]:
+    """Submit all requests and yield their events, a turn's worth at a time, until each has ended. Closing the iterator early aborts the rest.
+    Raises the error of a request that ended with one."""
+    batches: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
+    open_ids = {request.request_id for request in requests}
+    try:
+        for request in requests:
+            engine.submit(request, batches.put)
+        while open_ids:
+            batch = batches.get()
+            for event in batch:
+                if event.finish_reason is FinishReason.ERROR:
+                    raise event.error or LockstepError(f"request {event.request_id!r} ended with an error")
+                if event.finish_reason is not None:
+                    open_ids.discard(event.request_id)
+            yield batch
+    finally:
+        for request_id in open_ids:
+            engine.abort(request_id)

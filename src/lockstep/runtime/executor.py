@@ -1,0 +1,61 @@
+"""`ProgramExecutor`: runs a stage's program on a layout. The arrays that the digest folded are the very ones that the backend reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lockstep.core.layout import BatchLayout
+from lockstep.core.records import LogprobColumns
+from lockstep.core.types import F32
+from lockstep.errors import InternalError
+from lockstep.ops.backend import Executable
+from lockstep.ops.program import Program
+from lockstep.ops.step import SamplingInputs, StepInputs
+from lockstep.runtime.stage import Sampled
+
+
+class ProgramExecutor:
+    """executable: `program` bound to weights and KV by some backend."""
+
+    def __init__(self, program: Program, executable: Executable) -> None:
+        self._program = program
+        self.executable = executable
+
+    def execute(self, layout: BatchLayout, tensors: Mapping[str, F32]) -> Mapping[str, F32] | Sampled:
+        """Outputs are fresh arrays, so whoever sends them owns them until they are sent."""
+        program = self._program
+        if set(tensors) != set(program.inputs):
+            raise InternalError(f"step {layout.step}: the stage needs activations {program.inputs}, got {sorted(tensors)}")
+        outputs = {name: np.empty((layout.token_count, program.buffers[name].width), np.float32) for name in program.outputs}
+        samples = self.executable.run(step_inputs(layout), tensors, outputs)
+        if not program.samples:
+            return outputs
+        if samples is None:
+            raise InternalError(f"step {layout.step}: the program samples and returned no samples")
+        columns = None
+        if (layout.sampling.logprob_count >= 0).any():
+            columns = LogprobColumns(logprobs=samples.logprobs, top_ids=samples.top_ids, top_logprobs=samples.top_logprobs)
+        return Sampled(tokens=samples.tokens, logprobs=columns)
+
+
+def step_inputs(layout: BatchLayout) -> StepInputs:
+    """The layout's arrays under the names that programs use; no copies."""
+    s = layout.sampling
+    return StepInputs(
+        token_ids=layout.token_ids,
+        positions=layout.positions,
+        row_starts=layout.row_starts,
+        block_tables=layout.block_tables,
+        sampling=SamplingInputs(
+            index=s.index,
+            seeds=s.seed,
+            positions=s.position,
+            temperatures=s.temperature,
+            top_ks=s.top_k,
+            top_ps=s.top_p,
+            min_ps=s.min_p,
+            logprob_counts=s.logprob_count,
+        ),
+    )

@@ -1,0 +1,46 @@
+"""`Replica`: the one way to run the log over a table. Driver and every stage hold one, and differ in nothing here."""
+
+from __future__ import annotations
+
+from lockstep.core.digest import Digest
+from lockstep.core.layout import BatchLayout
+from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.table import SlotTable
+from lockstep.errors import LogError
+
+
+class Replica:
+    """Buffers results until a plan's horizon covers them. `run` applies exactly the results below the horizon, however many have come."""
+
+    def __init__(self, table: SlotTable, digest: Digest) -> None:
+        self.table = table
+        self.digest = digest
+        self._results: dict[int, StepResult] = {}
+
+    def offer(self, result: StepResult) -> None:
+        """Keep a result until its turn. Each comes once."""
+        if result.step < self.table.applied or result.step in self._results:
+            raise LogError(f"result of step {result.step} came twice")
+        self._results[result.step] = result
+
+    def can_run(self, plan: StepPlan) -> bool:
+        """All results below the plan's horizon are here. They come in order, so the last one tells."""
+        return plan.horizon <= self.table.applied or plan.horizon - 1 in self._results
+
+    def run(self, plan: StepPlan) -> BatchLayout:
+        """PROTOCOL.md 1: results below the horizon, the plan, resolve, note; and fold all of it into the digest."""
+        arrays = list(plan.arrays())
+        while self.table.applied < plan.horizon:
+            result = self._results.pop(self.table.applied)
+            self.table.apply_result(result)
+            arrays.extend(result.arrays())
+        self.table.apply_plan(plan)
+        layout = self.table.resolve(plan)
+        self.table.note(layout)
+        arrays.extend(layout.arrays())
+        self.digest.fold(arrays)
+        return layout
+
+    @property
+    def buffered_count(self) -> int:
+        return len(self._results)

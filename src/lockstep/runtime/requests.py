@@ -1,0 +1,113 @@
+"""From what a caller asks to what the driver takes: checked against the model and the pool, seed drawn, cap clipped, stop ids merged."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lockstep.core.digest import mix64
+from lockstep.core.params import SEED_LIMIT, SamplingParams
+from lockstep.core.records import Side
+from lockstep.core.request import EngineRequest
+from lockstep.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What every request is held to. window: most tokens of prompt and output. eos_ids: the model's own end tokens."""
+
+    window: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+
+class SeedSource:
+    """Seeds for requests that bring none: from the operating system, or a fixed sequence if the engine was given a seed. Thread-safe."""
+
+    def __init__(self, engine_seed: int | None) -> None:
+        self._engine_seed = engine_seed
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> int:
+        if self._engine_seed is None:
+            return secrets.randbits(64)
+        with self._lock:
+            self._count += 1
+            return mix64(mix64(self._engine_seed) + self._count)
+
+
+class RequestFactory:
+    """Builds requests for one engine."""
+
+    def __init__(self, limits: RequestLimits, draw_seed: Callable[[], int]) -> None:
+        self.limits = limits
+        self._draw_seed = draw_seed
+
+    def build(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        choice: int = 0,
+        priority: int = 0,
+    ) -> EngineRequest:
+        """Choice `choice` of a request; choices of one request share a prompt, and later ones follow the first into its blocks.
+        Raises InvalidRequestError naming the parameter: empty prompt, ids outside the vocabulary, prompt or output over the window (both numbers named)."""
+        prompt = self._checked_prompt(prompt_token_ids)
+        window = self.limits.window
+        if len(prompt) >= window:
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt)} tokens and the model's window is {window}, output included; shorten the prompt to at most {window - 1} tokens",
+                param="prompt",
+            )
+        most = window - len(prompt)
+        max_tokens = most if params.max_tokens is None else params.max_tokens
+        if max_tokens > most:
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}, together over the model's window of {window}; "
+                f"ask for at most {most} tokens",
+                param="max_tokens",
+            )
+        if params.stop_token_ids and max(params.stop_token_ids) >= self.limits.vocab_size:
+            raise InvalidRequestError(
+                f"stop_token_ids must be below the vocabulary's {self.limits.vocab_size}, got {max(params.stop_token_ids)}", param="stop_token_ids"
+            )
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.limits.eos_ids))
+        return EngineRequest(
+            request_id=f"{request_id}#{choice}",
+            prompt=prompt,
+            length_cap=len(prompt) + max_tokens,
+            seed=(self._draw_seed() if params.seed is None else params.seed) % SEED_LIMIT,
+            temperature=params.temperature,
+            top_k=max(0, params.top_k),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            logprob_count=-1 if params.logprobs is None else params.logprobs,
+            priority=priority,
+            sibling_of=f"{request_id}#0" if choice else None,
+            side=Side(stop_ids=tuple(sorted(stop_ids))),
+        )
+
+    def _checked_prompt(self, ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        if len(ids) == 0:
+            raise InvalidRequestError("the prompt has no tokens; it must have at least one", param="prompt")
+        try:
+            wide = np.array(ids, np.int64)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidRequestError("prompt token ids must be integers", param="prompt") from None
+        bad = np.flatnonzero((wide < 0) | (wide >= self.limits.vocab_size))
+        if wide.ndim != 1 or len(bad):
+            found = f"got {int(wide[bad[0]])} at index {int(bad[0])}" if wide.ndim == 1 else f"got an array of shape {wide.shape}"
+            raise InvalidRequestError(f"prompt token ids must be from 0 to {self.limits.vocab_size - 1}, {found}", param="prompt")
+        return wide.astype(np.int32)
+
+
+def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """The parameters of choice `choice`: seed + choice where a seed is given."""
+    return params if params.seed is None or choice == 0 else replace(params, seed=(params.seed + choice) % SEED_LIMIT, n=1)

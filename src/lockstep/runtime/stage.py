@@ -1,0 +1,162 @@
+"""One stage, without IO: plans, results and activations in; activations and results out.
+
+Every stage runs the same code on the same log. What differs is only what it computes, and to whom it sends:
+
+    stage i < last   activations of step t to stage i + 1; takes exactly one result message a step
+    last stage       the result of step t to the driver and to every other stage; takes none
+
+It knows no links, processes, clocks or model; compute is behind `Executor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from lockstep.core.acceptance import accept
+from lockstep.core.digest import Digest
+from lockstep.core.layout import BatchLayout
+from lockstep.core.provenance import Provenance
+from lockstep.core.records import LogprobColumns, StepPlan, StepResult
+from lockstep.core.table import SlotTable
+from lockstep.core.types import F32, I32
+from lockstep.errors import DivergenceError, LinkError
+from lockstep.runtime.messages import Activations
+from lockstep.runtime.replay import Replica
+
+DRIVER = -1
+"""The driver as a destination; stages are 0, 1, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What the last stage's compute drew: tokens int32 [S], log probabilities [S] if any row wants them, next drafts a sampling row (empty: none)."""
+
+    tokens: I32
+    logprobs: LogprobColumns | None = None
+    drafts: Sequence[Sequence[int]] = ()
+
+
+class Executor(Protocol):
+    """Computes one step of one stage from its layout. Owns the stage's KV."""
+
+    def execute(self, layout: BatchLayout, tensors: Mapping[str, F32]) -> Mapping[str, F32] | Sampled:
+        """tensors: the activations of the stage before (empty on the first). Returns the activations for the next stage, in memory that
+        nobody writes again, or on the last stage the draws. Not called for a layout without rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    destination: int
+    message: Activations | StepResult
+
+
+def results_expected(stage_count: int, is_last: bool) -> int:
+    """Result messages that a stage takes from another one a step. The last stage sends them, and never waits for what it alone sends."""
+    return 0 if is_last or stage_count == 1 else 1
+
+
+class Stage:
+    """Stage `index` of `count`. provenance: one a KV group."""
+
+    def __init__(self, *, index: int, count: int, epoch: int, table: SlotTable, provenance: Sequence[Provenance], executor: Executor) -> None:
+        self.index = index
+        self.count = count
+        self.epoch = epoch
+        self.is_last = index == count - 1
+        self._replica = Replica(table, Digest(epoch))
+        self._provenance = provenance
+        self._executor = executor
+        self._plans: dict[int, StepPlan] = {}
+        self._activations: dict[int, Activations] = {}
+        self._layout: BatchLayout | None = None
+
+    @property
+    def table(self) -> SlotTable:
+        return self._replica.table
+
+    # What comes in; links deliver each kind in order and once
+
+    def offer(self, message: StepPlan | StepResult | Activations) -> None:
+        """Keep a message until its step. A message of another epoch, or one that this stage never takes, is an error."""
+        if message.epoch != self.epoch:
+            raise LinkError(f"stage {self.index} is in epoch {self.epoch} and got {type(message).__name__} of epoch {message.epoch}")
+        if isinstance(message, StepPlan):
+            self._plans[message.step] = message
+        elif isinstance(message, StepResult):
+            if not results_expected(self.count, self.is_last):
+                raise LinkError(f"stage {self.index} of {self.count} sends results and got one, for step {message.step}")
+            self._replica.offer(message)
+        else:
+            self._activations[message.step] = message
+
+    # One step at a time
+
+    @property
+    def next_step(self) -> int:
+        """The step that runs next."""
+        return self.table.next_step - (self._layout is not None)
+
+    def advance(self) -> list[Send] | None:
+        """Do the next piece of work that can be done: resolve the next plan, then compute it once its activations are here.
+        Returns what to send (perhaps nothing yet), or None if the stage has to wait; `waits_for` says for what."""
+        if self._layout is None:
+            plan = self._plans.get(self.table.next_step)
+            if plan is None or not self._replica.can_run(plan):
+                return None
+            del self._plans[plan.step]
+            self._layout = self._replica.run(plan)
+        if self.index > 0 and self._layout.step not in self._activations:
+            return None
+        layout, self._layout = self._layout, None
+        return self._compute(layout, self._activations.pop(layout.step, None))
+
+    def _compute(self, layout: BatchLayout, received: Activations | None) -> list[Send]:
+        digests = self._checked_digests(layout, received)
+        output: Mapping[str, F32] | Sampled = Sampled(tokens=np.zeros(0, np.int32)) if self.is_last else {}
+        if layout.row_count:
+            for provenance in self._provenance:
+                provenance.check(layout)
+                provenance.void(layout)
+            output = self._executor.execute(layout, received.tensors if received else {})
+            for provenance in self._provenance:
+                provenance.set(layout)
+        if not isinstance(output, Sampled):
+            return [Send(destination=self.index + 1, message=Activations(epoch=self.epoch, step=layout.step, digests=digests, tensors=output))]
+        result = accept(layout, output.tokens, epoch=self.epoch, digests=digests, logprobs=output.logprobs, drafts=output.drafts)
+        self._replica.offer(result)
+        return [Send(destination=destination, message=result) for destination in (DRIVER, *range(self.count - 1))]
+
+    def _checked_digests(self, layout: BatchLayout, received: Activations | None) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        own = np.array([self._replica.digest.value], np.uint64)
+        if received is None:
+            return own
+        if len(received.digests) != self.index or (received.digests != own).any():
+            found = ", ".join(f"stage {i}: {int(d):#018x}" for i, d in enumerate(received.digests))
+            raise DivergenceError(
+                f"step {layout.step}: replicas of the log disagree; stage {self.index}: {int(own[0]):#018x}, {found}. The step is not computed", step=layout.step
+            )
+        return np.concatenate([received.digests, own])
+
+    @property
+    def waits_for(self) -> str:
+        """What the next step lacks, in words."""
+        if self._layout is not None:
+            return f"activations of step {self._layout.step} from stage {self.index - 1}"
+        plan = self._plans.get(self.table.next_step)
+        if plan is None:
+            return f"plan {self.table.next_step} from the driver"
+        return f"result of step {plan.horizon - 1} from stage {self.count - 1}"
+
+    def audit(self) -> list[str]:
+        """When idle: nothing queued, no slot held, at most the last results buffered (no plan has needed them yet)."""
+        wrong = []
+        if self._plans or self._activations or self._layout is not None:
+            wrong.append(f"stage {self.index}: {len(self._plans)} plans and {len(self._activations)} activations are queued")
+        if held := self.table.held_slots():
+            wrong.append(f"stage {self.index}: slots {held} are held")
+        return wrong

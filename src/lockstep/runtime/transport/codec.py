@@ -1,0 +1,73 @@
+"""Messages to bytes and back: msgpack with arrays as (dtype, shape, bytes), checked against the message's declared types when decoded.
+
+Large tensors of activations travel beside the body, untouched (`frames`). Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_origin
+
+import msgspec
+import numpy as np
+
+from lockstep.core.records import StepPlan, StepResult
+from lockstep.errors import LinkError
+from lockstep.runtime.messages import Activations, Heartbeat, StageFailure, StageHello, StageReady, StageStart
+
+VERSION = 1
+"""Of the wire format; part of the handshake."""
+
+MESSAGES: tuple[type[Any], ...] = (StepPlan, StepResult, Activations, StageHello, StageStart, StageReady, Heartbeat, StageFailure)
+"""A message's kind on the wire is its place here."""
+
+KIND_OF: dict[type[Any], int] = {message: kind for kind, message in enumerate(MESSAGES)}
+
+DTYPES = frozenset({"<i4", "<i8", "<u8", "<f4", "|u1"})
+
+
+def array_parts(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], memoryview]:
+    if array.dtype.str not in DTYPES:
+        raise TypeError(f"arrays of {array.dtype} are not sent; known are {sorted(DTYPES)}")
+    return array.dtype.str, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def array_from_parts(dtype: str, shape: tuple[int, ...], data: Any) -> np.ndarray[Any, Any]:
+    """A read-only array over `data`. Raises ValueError if the parts do not fit together."""
+    if dtype not in DTYPES:
+        raise ValueError(f"array of dtype {dtype!r}; known are {sorted(DTYPES)}")
+    array = np.frombuffer(data, dtype)
+    array.flags.writeable = False
+    return array.reshape(shape)
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return array_parts(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+def _decode_array(wanted: Any, value: Any) -> Any:
+    if (get_origin(wanted) or wanted) is not np.ndarray:
+        raise ValueError(f"{wanted} cannot be received")
+    dtype, shape, data = value
+    return array_from_parts(dtype, tuple(shape), data)
+
+
+class Codec:
+    """Encoders and decoders for every message kind. Not shared between threads."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+        self._decoders = [msgspec.msgpack.Decoder(message, dec_hook=_decode_array) for message in MESSAGES]
+
+    def encode(self, message: Any) -> tuple[int, bytes]:
+        """(kind, body)."""
+        return KIND_OF[type(message)], self._encoder.encode(message)
+
+    def decode(self, kind: int, body: Any) -> Any:
+        if not 0 <= kind < len(MESSAGES):
+            raise LinkError(f"message of kind {kind}; known are 0..{len(MESSAGES) - 1}. The processes run different versions of lockstep")
+        try:
+            return self._decoders[kind].decode(body)
+        except (msgspec.DecodeError, ValueError, TypeError, AssertionError) as error:
+            raise LinkError(f"a {MESSAGES[kind].__name__} does not decode: {error}") from error
