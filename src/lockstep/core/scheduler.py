@@ -74,7 +74,7 @@ class Scheduler:
         self._by_generation: dict[int, LiveRequest] = {}
         self._free_slots = list(range(config.slot_count))
         self._ended: list[LiveRequest] = []
-        self._rows_in_plan: dict[int, int] = {}
+        self._generations_in_plan: dict[int, frozenset[int]] = {}
 
     # Requests come and go
 
@@ -96,6 +96,7 @@ class Scheduler:
         if request.slot is None:
             self._waiting.remove(request)
         else:
+            self.stats.aborts_running += 1
             if request.last_step >= self.received:
                 self.stats.aborts_in_flight += 1
             self._running.remove(request)
@@ -325,15 +326,16 @@ class Scheduler:
         owners = list(build.row_owners.values())
         for request in owners:
             self._publish(request)
-        self._rows_in_plan[plan.step] = len(owners)
+        self._generations_in_plan[plan.step] = frozenset(build.row_owners)
         samples = int(plan.rows.samples.sum())
         decodes = sum(request.known > request.admitted_known or len(request.outstanding) > 1 for request in owners)
         self.stats.note_plan(
             rows=len(owners),
             tokens=build.budget_used,
-            rows_in_flight=sum(self._rows_in_plan.values()),
+            requests_in_flight=len(frozenset[int]().union(*self._generations_in_plan.values())),
             mixed=0 < decodes < len(owners),
             samples=samples,
+            chunks=len(owners) - samples,
             unknown=build.horizon_least > self.received,
         )
         self.next_step += 1
@@ -344,7 +346,7 @@ class Scheduler:
         if result.step != self.received:
             raise LogError(f"result of step {self.received} comes next, got step {result.step}")
         self.received += 1
-        del self._rows_in_plan[result.step]
+        del self._generations_in_plan[result.step]
         deliveries = []
         for row, generation in enumerate(result.generations.tolist()):
             request = self._by_generation.get(generation)

@@ -16,7 +16,7 @@ from lockstep.core.scheduler import Scheduler, SchedulerConfig
 from lockstep.core.table import SlotTable
 from lockstep.errors import LockstepError
 from lockstep.launch.model import ResolvedModel, resolve_model
-from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, stage_threads, table_shape
+from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, table_shape
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
 from lockstep.runtime.messages import StageHello, StageStart
@@ -61,7 +61,7 @@ def launch_engine(
         weights = weights or PackedWeights(make_backend(config), model)
         cluster, block_counts = _launch_local(config, model, weights)
         identity = fingerprint(model, weights.backend)
-    driver = Driver(_scheduler(config, block_counts), SlotTable(table_shape(config, model)), config.pipeline_parallel_size)
+    driver = Driver(Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)), SlotTable(table_shape(config, model)), config.pipeline_parallel_size)
     blocks, size = block_counts[0], config.block_size
     _log.info("%s: KV pool of %d blocks of %d tokens (%d tokens), %s", identity, blocks, size, blocks * size, cluster.describe())
     limits = RequestLimits(window=model.window, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids)
@@ -75,19 +75,16 @@ def launch_engine(
     )
 
 
-def _scheduler(config: EngineConfig, block_counts: tuple[int, ...]) -> Scheduler:
-    return Scheduler(
-        SchedulerConfig(
-            slot_count=config.max_num_seqs,
-            token_budget=config.max_num_batched_tokens,
-            microbatch_count=config.microbatch_count,
-            asynchronous=config.async_scheduling,
-            block_size=config.block_size,
-            block_counts=block_counts,
-            prefix_caching=config.enable_prefix_caching,
-            priorities=config.scheduling_policy == "priority",
-        ),
-        prefix_secret=secrets.token_bytes(32),
+def scheduler_config(config: EngineConfig, block_counts: tuple[int, ...]) -> SchedulerConfig:
+    return SchedulerConfig(
+        slot_count=config.max_num_seqs,
+        token_budget=config.max_num_batched_tokens,
+        microbatch_count=config.microbatch_count,
+        asynchronous=config.async_scheduling,
+        block_size=config.block_size,
+        block_counts=block_counts,
+        prefix_caching=config.enable_prefix_caching,
+        priorities=config.scheduling_policy == "priority",
     )
 
 
@@ -99,8 +96,8 @@ def _launch_local(config: EngineConfig, model: ResolvedModel, weights: PackedWei
     description: dict[str, object] = {
         "layers": [hello.layers for hello in hellos],
         "weight_bytes": [hello.weight_bytes for hello in hellos],
-        "kv_bytes": [assembly.kv_bytes for assembly in assemblies],
-        "threads": stage_threads(config),
+        "kv_bytes": [assembly.ready().kv_bytes for assembly in assemblies],
+        "threads": [assembly.ready().threads for assembly in assemblies],
     }
     return LocalCluster(stages, description), block_counts
 

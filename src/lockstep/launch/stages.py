@@ -19,7 +19,7 @@ from lockstep.models.split import kv_bytes_per_block
 from lockstep.ops.backend import Backend, Limits, PackedWeight
 from lockstep.ops.program import Program, Weight
 from lockstep.runtime.executor import ProgramExecutor
-from lockstep.runtime.messages import StageHello, StageStart
+from lockstep.runtime.messages import StageHello, StageReady, StageStart
 from lockstep.runtime.stage import Stage
 from lockstep.runtime.transport.codec import VERSION
 from lockstep.weights import Checkpoint
@@ -89,7 +89,7 @@ class StageAssembly:
         self._index = index
         self._program = model.program(index)
         self._weights = weights.of(self._program)
-        self.kv_bytes = 0
+        self._kv_bytes = 0
 
     def hello(self) -> StageHello:
         layers = self._model.splits[self._index]
@@ -121,7 +121,7 @@ class StageAssembly:
             block_counts=start.block_counts,
         )
         executable = self._backend.compile(self._program, self._weights, self._model.dtype, limits, stage_threads(config))
-        self.kv_bytes = executable.kv_bytes
+        self._kv_bytes = executable.kv_bytes
         return Stage(
             index=self._index,
             count=config.pipeline_parallel_size,
@@ -130,6 +130,9 @@ class StageAssembly:
             provenance=[Provenance(count, config.block_size, group) for group, count in enumerate(start.block_counts)],
             executor=ProgramExecutor(self._program, executable),
         )
+
+    def ready(self) -> StageReady:
+        return StageReady(stage=self._index, kv_bytes=self._kv_bytes, threads=stage_threads(self._config))
 
 
 def stage_threads(config: EngineConfig) -> int:

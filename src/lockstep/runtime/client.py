@@ -77,8 +77,7 @@ def collect(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[list[
     batches: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
     open_ids = {request.request_id for request in requests}
     try:
-        for request in requests:
-            engine.submit(request, batches.put)
+        engine.submit_all(requests, batches.put)
         while open_ids:
             batch = batches.get()
             for event in batch:

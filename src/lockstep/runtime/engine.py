@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,14 +79,18 @@ class Engine:
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """Queue a request. Raises the engine's failure if it has stopped, CapacityError if too many wait."""
+        self.submit_all([request], sink)
+
+    def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
+        """Queue requests that the driver takes in one turn: all of them or, with an error as for `submit`, none."""
         with self._lock:
             if self._state.failure is not None:
                 raise _as_unavailable(self._state.failure)
             if self._closing:
                 raise CapacityError("the engine is shutting down; send the request to another one")
-            if self._state.waiting + len(self._commands) >= self._queue_max:
-                raise CapacityError(f"{self._queue_max} requests are waiting already; retry later")
-            self._commands.append(_Submit(request, sink))
+            if self._state.waiting + len(self._commands) + len(requests) > self._queue_max:
+                raise CapacityError(f"at most {self._queue_max} requests may wait; retry later")
+            self._commands.extend(_Submit(request, sink) for request in requests)
         self._cluster.wake()
 
     def abort(self, request_id: str) -> None:
@@ -130,9 +134,11 @@ class Engine:
         self._dispatch(events)
 
     def _take_commands(self) -> list[TokenEvent]:
+        with self._lock:
+            commands = list(self._commands)
+            self._commands.clear()
         events = []
-        while self._commands:
-            command = self._commands.popleft()
+        for command in commands:
             if isinstance(command, _Submit):
                 self._sinks[command.request.request_id] = (command.sink, 0)
                 self._driver.submit(command.request)

@@ -48,6 +48,7 @@ class StageStart:
 class StageReady:
     stage: int
     kv_bytes: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

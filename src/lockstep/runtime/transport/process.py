@@ -239,6 +239,7 @@ class ProcessCluster:
             "layers": [hello.layers for hello in self.hellos],
             "weight_bytes": [hello.weight_bytes for hello in self.hellos],
             "kv_bytes": [ready.kv_bytes for ready in self._ready],
+            "threads": [ready.threads for ready in self._ready],
         }
 
     def close(self) -> None:

@@ -33,8 +33,9 @@ class StageParts(Protocol):
         """Allocate KV and build the stage."""
         ...
 
-    @property
-    def kv_bytes(self) -> int: ...
+    def ready(self) -> StageReady:
+        """Said once the stage is built."""
+        ...
 
 
 def run_stage_process(*, folder: Path, index: int, count: int, load: Callable[[], StageParts], parent_pipe: int) -> int:
@@ -53,7 +54,7 @@ def run_stage_process(*, folder: Path, index: int, count: int, load: Callable[[]
         if start is None:
             return 0
         stage = parts.build(start)
-        driver.send(StageReady(stage=index, kv_bytes=parts.kv_bytes))
+        driver.send(parts.ready())
         pulse.stage = stage
         outboxes = {DRIVER: driver, **{i: Outbox(context, folder, index, i) for i in range(count) if i != index}}
         _loop(stage, inbox, outboxes, parent_pipe)

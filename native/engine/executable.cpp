@@ -1,0 +1,180 @@
+// Construction, checks and the walk over the op list; the ops themselves are in executable_ops.cpp.
+#include "engine/executable.h"
+
+#include <algorithm>
+
+#include "engine/error.h"
+#include "engine/executable_sizes.h"
+
+namespace lockstep {
+
+Executable::Executable(const KernelTable* kernels, DType dtype, Limits limits, int64_t threads, std::vector<BufferShape> buffers,
+                       std::vector<KVLayerShape> kv_layers, std::vector<OpCall> ops)
+    : kernels_(kernels),
+      dtype_(dtype),
+      limits_(std::move(limits)),
+      buffers_(std::move(buffers)),
+      kv_layers_(std::move(kv_layers)),
+      ops_(std::move(ops)),
+      team_(threads) {
+  if (limits_.block_size < 1 || limits_.tokens_max < 1 || limits_.rows_max < 1 || limits_.samples_max < 1) {
+    fail("limits must be at least 1: tokens ", limits_.tokens_max, ", rows ", limits_.rows_max, ", samples ", limits_.samples_max, ", block size ",
+         limits_.block_size);
+  }
+  for (const KVLayerShape& layer : kv_layers_) {
+    if (layer.group < 0 || layer.group >= static_cast<int64_t>(limits_.block_counts.size())) {
+      fail("a KV layer is of group ", layer.group, ", the limits have ", limits_.block_counts.size(), " groups");
+    }
+    if (layer.kv_heads < 1 || layer.head_dim < 2 || layer.head_dim % 2 != 0 || layer.head_dim > head_dim_max) {
+      fail("a KV layer has ", layer.kv_heads, " heads of ", layer.head_dim, ", expected an even width up to ", head_dim_max);
+    }
+  }
+  for (const OpCall& op : ops_) check_op(op);
+  allocate();
+}
+
+int64_t Executable::buffer_rows_max(int64_t buffer) const {
+  return buffers_[static_cast<size_t>(buffer)].by_sample ? limits_.samples_max : limits_.tokens_max;
+}
+
+int64_t Executable::rows_of(int64_t buffer, const Step& step) const {
+  return buffers_[static_cast<size_t>(buffer)].by_sample ? step.sampling.count : step.tokens;
+}
+
+void Executable::allocate() {
+  const int64_t threads = team_.size();
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    memory_.emplace_back(buffer_rows_max(static_cast<int64_t>(i)) * buffers_[i].width * 4);
+    data_.push_back(memory_.back().floats());
+  }
+  const int64_t element = dtype_ == DType::float32 ? 4 : 2;
+  for (const KVLayerShape& layer : kv_layers_) {
+    const int64_t bytes = limits_.block_counts[static_cast<size_t>(layer.group)] * layer.kv_heads * layer.head_dim * limits_.block_size * element;
+    kv_.push_back({ZeroedMemory(bytes), ZeroedMemory(bytes)});
+  }
+  int64_t prepared_bytes = 0;
+  for (const OpCall& op : ops_) {
+    if (op.kind == OpKind::embed) vocabulary_ = vocabulary_ == 0 ? op.weight->rows : std::min(vocabulary_, op.weight->rows);
+    if (op.kind == OpKind::sample) sampled_width_ = std::max(sampled_width_, buffer_width(op.input));
+    if (op.kind == OpKind::linear) prepared_bytes = std::max(prepared_bytes, buffer_rows_max(op.input) * prepared_stride(op.weight->columns) * 4);
+    if (op.kind == OpKind::rope_write) {
+      const auto known = [&](const RopeTable& table) { return table.inverse_frequencies == op.weight.get(); };
+      if (std::none_of(rope_tables_.begin(), rope_tables_.end(), known)) {
+        const int64_t bytes = limits_.tokens_max * op.weight->columns * 4;
+        rope_tables_.push_back({op.weight.get(), ZeroedMemory(bytes), ZeroedMemory(bytes)});
+      }
+    }
+    if (op.kind == OpKind::paged_attention) {
+      const KVLayerShape& layer = kv_layers_[static_cast<size_t>(op.kv_layer)];
+      const int64_t group = op.heads / layer.kv_heads;
+      attention_scratch_floats_ = std::max(attention_scratch_floats_, kernels_->attention_scratch_floats(attention_tokens, group, layer.head_dim));
+    }
+  }
+  attention_scratch_floats_ = (attention_scratch_floats_ + 1023) / 1024 * 1024;
+  prepared_ = ZeroedMemory(prepared_bytes);
+  attention_scratch_ = ZeroedMemory(attention_scratch_floats_ * threads * 4);
+  token_rows_.resize(static_cast<size_t>(limits_.tokens_max));
+  sample_errors_.resize(static_cast<size_t>(limits_.samples_max));
+  for (int64_t thread = 0; sampled_width_ > 0 && thread < threads; ++thread) samplers_.emplace_back(kernels_, sampled_width_);
+}
+
+void Executable::check_op(const OpCall& op) const {
+  const auto count = static_cast<int64_t>(buffers_.size());
+  const bool reads = op.kind != OpKind::embed, writes = op.kind != OpKind::sample;
+  if ((reads && (op.input < 0 || op.input >= count)) || (writes && (op.output < 0 || op.output >= count))) {
+    fail("an op names buffers ", op.input, " and ", op.output, " of ", count);
+  }
+  const int64_t in = reads ? buffer_width(op.input) : 0, out = writes ? buffer_width(op.output) : 0;
+  const auto expect = [&](const char* what, int64_t wanted, int64_t got) {
+    if (wanted != got) fail(what, " must be ", wanted, " wide, got ", got);
+  };
+  if ((op.kind == OpKind::embed || op.kind == OpKind::rms_norm || op.kind == OpKind::linear || op.kind == OpKind::rope_write) &&
+      op.weight == nullptr) {
+    fail("an op that reads a weight was given none");
+  }
+  switch (op.kind) {
+    case OpKind::embed:
+      if (op.weight->layout == Layout::vector) fail("embed needs a table, got a vector");
+      return expect("embed's output", op.weight->columns, out);
+    case OpKind::rms_norm:
+      if (op.weight->layout != Layout::vector) fail("rms_norm's gain must be packed as a vector");
+      expect("rms_norm's gain", in, op.weight->columns);
+      return expect("rms_norm's output", in, out);
+    case OpKind::linear: return check_linear(op);
+    case OpKind::rope_write:
+    case OpKind::paged_attention: return check_attention_shapes(op);
+    case OpKind::gated_activation: return expect("gated_activation's input", 2 * out, in);
+    case OpKind::select: return expect("select's output", in, out);
+    case OpKind::sample:
+      if (!buffers_[static_cast<size_t>(op.input)].by_sample) fail("sample's logits must be one row a sample");
+      return;
+  }
+  fail("unknown op kind ", static_cast<int32_t>(op.kind));
+}
+
+void Executable::check_linear(const OpCall& op) const {
+  if (op.weight->layout != Layout::panels) fail("linear's matrix must be packed as panels");
+  if (op.weight->dtype != dtype_) fail("linear's matrix was packed for another dtype");
+  if (op.input == op.output) fail("linear's x and y must not share memory");
+  if (buffer_width(op.input) != op.weight->columns || buffer_width(op.output) != op.weight->rows) {
+    fail("linear's matrix is ", op.weight->rows, "x", op.weight->columns, ", its buffers are ", buffer_width(op.output), " and ",
+         buffer_width(op.input), " wide");
+  }
+  if (op.bias && (op.bias->layout != Layout::vector || op.bias->columns != op.weight->rows))
+    fail("linear's bias must be a vector of ", op.weight->rows);
+}
+
+void Executable::check_attention_shapes(const OpCall& op) const {
+  if (op.kv_layer < 0 || op.kv_layer >= static_cast<int64_t>(kv_layers_.size())) fail("KV layer ", op.kv_layer, " of ", kv_layers_.size());
+  const KVLayerShape& layer = kv_layers_[static_cast<size_t>(op.kv_layer)];
+  if (op.heads < 1 || op.heads % layer.kv_heads != 0) fail(op.heads, " heads cannot share ", layer.kv_heads, " KV heads");
+  const int64_t width = op.heads * layer.head_dim;
+  const int64_t input = op.kind == OpKind::rope_write ? width + 2 * layer.kv_heads * layer.head_dim : width;
+  if (buffer_width(op.output) != width || buffer_width(op.input) != input) {
+    fail("attention over ", op.heads, " heads of ", layer.head_dim, " needs buffers ", input, " and ", width, " wide, got ", buffer_width(op.input),
+         " and ", buffer_width(op.output));
+  }
+  if (op.kind == OpKind::rope_write && (op.weight->layout != Layout::vector || op.weight->columns != layer.head_dim / 2)) {
+    fail("inverse_frequencies must be a vector of ", layer.head_dim / 2);
+  }
+}
+
+int64_t Executable::kv_bytes() const {
+  int64_t bytes = 0;
+  for (const KVMemory& layer : kv_) bytes += layer.keys.bytes() + layer.values.bytes();
+  return bytes;
+}
+
+KVView Executable::kv_view(int64_t layer) const {
+  const KVLayerShape& shape = kv_layers_[static_cast<size_t>(layer)];
+  const KVMemory& memory = kv_[static_cast<size_t>(layer)];
+  return {memory.keys.data(), memory.values.data(), shape.kv_heads, shape.head_dim, limits_.block_size, dtype_};
+}
+
+void Executable::run(const Step& step, const std::vector<Binding>& bindings, const SampleColumns& samples) {
+  team_.wake();
+  check_step(step, limits_, vocabulary_, samples.top_count);
+  for (size_t i = 0; i < memory_.size(); ++i) data_[i] = memory_[i].floats();
+  for (const Binding& binding : bindings) data_[static_cast<size_t>(binding.buffer)] = binding.data;
+  if (step.tokens == 0) return;
+  plan_runs(step);
+  fill_rope_tables(step);
+  for (const OpCall& op : ops_) run_op(op, step, samples);
+}
+
+// Tokens that attention takes together: of one row, at most attention_tokens.
+void Executable::plan_runs(const Step& step) {
+  runs_.clear();
+  for (int64_t row = 0; row < step.rows; ++row) {
+    for (int64_t token = step.row_starts[row]; token < step.row_starts[row + 1]; ++token)
+      token_rows_[static_cast<size_t>(token)] = static_cast<int32_t>(row);
+    // The last run first: it sees the most keys, and a long item taken last would be waited for.
+    for (int64_t end = step.row_starts[row + 1]; end > step.row_starts[row];) {
+      const int64_t begin = std::max<int64_t>(step.row_starts[row], end - attention_tokens);
+      runs_.push_back({row, begin, end});
+      end = begin;
+    }
+  }
+}
+
+}  // namespace lockstep

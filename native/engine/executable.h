@@ -1,0 +1,132 @@
+// One stage's program as a list of calls on preallocated buffers: a whole step is one `run`.
+//
+// Knows buffers by index, packed weights and its own KV; does not know names, Python or what a request is. Work is shared among threads by rows,
+// by output columns and by (token run, KV head), never across a sum.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/memory.h"
+#include "engine/packed_weight.h"
+#include "engine/sampler.h"
+#include "engine/step.h"
+#include "engine/thread_team.h"
+#include "kernels/table.h"
+
+namespace lockstep {
+
+using WeightPointer = std::shared_ptr<const PackedWeight>;
+
+struct BufferShape {
+  bool by_sample;  // rows are S, else T
+  int64_t width;
+};
+
+struct KVLayerShape {
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t group;
+};
+
+enum class OpKind : int32_t { embed, rms_norm, linear, rope_write, paged_attention, gated_activation, select, sample };
+
+// Fields that a kind does not use are left as they are here. Meanings: `lockstep.ops.vocabulary`.
+struct OpCall {
+  OpKind kind;
+  int64_t input = -1;  // buffer index
+  int64_t output = -1;
+  WeightPointer weight = nullptr;
+  WeightPointer bias = nullptr;
+  bool accumulate = false;
+  float number = 0.0f;  // rms_norm: eps; paged_attention: scale
+  int64_t kv_layer = -1;
+  int64_t heads = 0;
+};
+
+// Caller's memory that stands in for a buffer during one step.
+struct Binding {
+  int64_t buffer;
+  float* data;
+};
+
+class Executable {
+ public:
+  // Throws EngineError if the ops, shapes and weights do not fit together.
+  Executable(const KernelTable* kernels, DType dtype, Limits limits, int64_t threads, std::vector<BufferShape> buffers,
+             std::vector<KVLayerShape> kv_layers, std::vector<OpCall> ops);
+
+  // Check the step, then run every op. Throws EngineError before anything is written if the step is malformed, and after if logits hold NaN.
+  void run(const Step& step, const std::vector<Binding>& bindings, const SampleColumns& samples);
+
+  int64_t kv_bytes() const;
+  // The work buffer's own memory (not a binding's), [rows, width].
+  const float* buffer_data(int64_t buffer) const { return memory_[static_cast<size_t>(buffer)].floats(); }
+  int64_t buffer_rows_max(int64_t buffer) const;
+  int64_t buffer_width(int64_t buffer) const { return buffers_[static_cast<size_t>(buffer)].width; }
+
+ private:
+  struct KVMemory {
+    ZeroedMemory keys;
+    ZeroedMemory values;
+  };
+  struct RopeTable {
+    const PackedWeight* inverse_frequencies;
+    ZeroedMemory cosines;  // [tokens_max, head_dim / 2]
+    ZeroedMemory sines;
+  };
+  // Tokens [token_begin, token_end) of row `row`, which attention takes together.
+  struct TokenRun {
+    int64_t row;
+    int64_t token_begin;
+    int64_t token_end;
+  };
+
+  void check_op(const OpCall& op) const;
+  void check_linear(const OpCall& op) const;
+  void check_attention_shapes(const OpCall& op) const;
+  void allocate();
+  int64_t rows_of(int64_t buffer, const Step& step) const;
+  void plan_runs(const Step& step);
+  void fill_rope_tables(const Step& step);
+  KVView kv_view(int64_t layer) const;
+
+  void run_op(const OpCall& op, const Step& step, const SampleColumns& samples);
+  void embed(const OpCall& op, const Step& step);
+  void rms_norm(const OpCall& op, const Step& step);
+  void linear(const OpCall& op, const Step& step);
+  void rope_write(const OpCall& op, const Step& step);
+  void paged_attention(const OpCall& op, const Step& step);
+  void gated_activation(const OpCall& op, const Step& step);
+  void select(const OpCall& op, const Step& step);
+  void sample(const OpCall& op, const Step& step, const SampleColumns& samples);
+
+  // body(begin, end) over [0, rows) in runs; one run on the calling thread where `row_cost` (floats touched a row) makes more not worth it.
+  template <class Body>
+  void over_rows(int64_t rows, int64_t row_cost, const Body& body);
+
+  const KernelTable* kernels_;
+  DType dtype_;
+  Limits limits_;
+  std::vector<BufferShape> buffers_;
+  std::vector<KVLayerShape> kv_layers_;
+  std::vector<OpCall> ops_;
+  int64_t vocabulary_ = 0;     // of the embedding; 0 without one
+  int64_t sampled_width_ = 0;  // of the logits; 0 where the program does not sample
+  std::vector<ZeroedMemory> memory_;
+  std::vector<float*> data_;  // a buffer's memory in this step: its own or the caller's
+  std::vector<KVMemory> kv_;
+  std::vector<RopeTable> rope_tables_;
+  ZeroedMemory prepared_;  // linear's input rounded to its dtype
+  ZeroedMemory attention_scratch_;
+  int64_t attention_scratch_floats_ = 0;  // a thread
+  std::vector<TokenRun> runs_;
+  std::vector<int32_t> token_rows_;         // [T], the row of each token
+  std::vector<Sampler> samplers_;           // a thread
+  std::vector<std::string> sample_errors_;  // [S]
+  ThreadTeam team_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,172 @@
+// The ops: how each is shared among threads. The arithmetic is in the kernels.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/error.h"
+#include "engine/executable.h"
+#include "engine/executable_sizes.h"
+#include "engine/trigonometry.h"
+
+namespace lockstep {
+
+template <class Body>
+void Executable::over_rows(int64_t rows, int64_t row_cost, const Body& body) {
+  const int64_t pieces = std::min({rows, team_.size() * 2, rows * row_cost / floats_worth_a_thread});
+  if (pieces <= 1) return body(0, rows);
+  team_.run(pieces, [&](int64_t piece, int64_t) { body(rows * piece / pieces, rows * (piece + 1) / pieces); });
+}
+
+void Executable::run_op(const OpCall& op, const Step& step, const SampleColumns& samples) {
+  switch (op.kind) {
+    case OpKind::embed: return embed(op, step);
+    case OpKind::rms_norm: return rms_norm(op, step);
+    case OpKind::linear: return linear(op, step);
+    case OpKind::rope_write: return rope_write(op, step);
+    case OpKind::paged_attention: return paged_attention(op, step);
+    case OpKind::gated_activation: return gated_activation(op, step);
+    case OpKind::select: return select(op, step);
+    case OpKind::sample: return sample(op, step, samples);
+  }
+}
+
+void Executable::embed(const OpCall& op, const Step& step) {
+  const int64_t width = op.weight->columns;
+  float* y = data_[static_cast<size_t>(op.output)];
+  over_rows(step.tokens, width * 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) unpack_row(*op.weight, step.token_ids[t], y + t * width);
+  });
+}
+
+void Executable::rms_norm(const OpCall& op, const Step& step) {
+  const int64_t width = buffer_width(op.input);
+  const float* x = data_[static_cast<size_t>(op.input)];
+  float* y = data_[static_cast<size_t>(op.output)];
+  over_rows(rows_of(op.input, step), width, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) kernels_->rms_norm(x + r * width, op.weight->floats(), op.number, width, y + r * width);
+  });
+}
+
+void Executable::linear(const OpCall& op, const Step& step) {
+  const int64_t rows = rows_of(op.input, step), k = op.weight->columns, n = op.weight->rows;
+  if (rows == 0) return;
+  const float* x = data_[static_cast<size_t>(op.input)];
+  LinearCall call{x, k, op.weight->data(), k, n, op.bias ? op.bias->floats() : nullptr, data_[static_cast<size_t>(op.output)], op.accumulate};
+  auto kernel = kernels_->linear_float32;
+  if (op.weight->dtype == DType::bfloat16) {
+    kernel = kernels_->linear_bfloat16;
+    call.x = prepared_.data();
+    call.x_stride = prepared_stride(k);
+    const int64_t row_bytes = call.x_stride * (kernels_->bfloat16_products ? 2 : 4);
+    over_rows(rows, k, [&](int64_t begin, int64_t end) {
+      kernels_->prepare_rows(x + begin * k, end - begin, k, static_cast<char*>(prepared_.data()) + begin * row_bytes, call.x_stride);
+    });
+  }
+  // An item is a panel, or a half or a group of one, by a run of rows: small enough that the threads end together.
+  const int64_t panels = (n + panel_columns - 1) / panel_columns, groups = panel_columns / lane_count;
+  const int64_t runs = std::max<int64_t>(1, (rows + rows_together / 2) / rows_together);
+  const int64_t wanted = team_.size() == 1 ? 1 : team_.size() * 8;
+  const int64_t pieces = panels * runs >= wanted || rows > kernels_->rows_tile ? 1 : panels * runs * 2 >= wanted ? 2 : groups;
+  const int64_t tiles = (rows + kernels_->rows_tile - 1) / kernels_->rows_tile;
+  team_.run(panels * pieces * runs, [&](int64_t item, int64_t) {
+    const int64_t run = item % runs, piece = item / runs % pieces, panel = item / runs / pieces;
+    const int64_t row_begin = tiles * run / runs * kernels_->rows_tile, row_end = std::min(rows, tiles * (run + 1) / runs * kernels_->rows_tile);
+    kernel(call, panel, row_begin, row_end, groups * piece / pieces, groups * (piece + 1) / pieces);
+  });
+}
+
+// Cosines and sines of this step's positions, once for all layers: the float32 product's cosine in float64, rounded.
+void Executable::fill_rope_tables(const Step& step) {
+  for (RopeTable& table : rope_tables_) {
+    const int64_t half = table.inverse_frequencies->columns;
+    const float* frequencies = table.inverse_frequencies->floats();
+    over_rows(step.tokens, half * 40, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t i = 0; i < half; ++i) {
+          const float angle = static_cast<float>(step.positions[t]) * frequencies[i];
+          const SineCosine turned = sine_cosine(static_cast<double>(angle));
+          table.cosines.floats()[t * half + i] = static_cast<float>(turned.cosine);
+          table.sines.floats()[t * half + i] = static_cast<float>(turned.sine);
+        }
+      }
+    });
+  }
+}
+
+void Executable::rope_write(const OpCall& op, const Step& step) {
+  const KVView kv = kv_view(op.kv_layer);
+  const BlockTable& blocks = step.block_tables[static_cast<size_t>(kv_layers_[static_cast<size_t>(op.kv_layer)].group)];
+  const auto known = [&](const RopeTable& table) { return table.inverse_frequencies == op.weight.get(); };
+  const RopeTable& table = *std::find_if(rope_tables_.begin(), rope_tables_.end(), known);
+  const int64_t half = kv.head_dim / 2, width = buffer_width(op.input), q_width = buffer_width(op.output);
+  const float* qkv = data_[static_cast<size_t>(op.input)];
+  float* q = data_[static_cast<size_t>(op.output)];
+  over_rows(step.tokens, width * 2, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t position = step.positions[t];
+      const int32_t block = blocks.entries[token_rows_[static_cast<size_t>(t)] * blocks.width + position / kv.block_size];
+      kernels_->rope_write({qkv + t * width, q + t * q_width, table.cosines.floats() + t * half, table.sines.floats() + t * half, op.heads, kv, block,
+                            position % kv.block_size});
+    }
+  });
+}
+
+void Executable::paged_attention(const OpCall& op, const Step& step) {
+  const KVView kv = kv_view(op.kv_layer);
+  const BlockTable& blocks = step.block_tables[static_cast<size_t>(kv_layers_[static_cast<size_t>(op.kv_layer)].group)];
+  const int64_t width = buffer_width(op.input);
+  const float* q = data_[static_cast<size_t>(op.input)];
+  float* y = data_[static_cast<size_t>(op.output)];
+  const auto runs = static_cast<int64_t>(runs_.size());
+  team_.run(runs * kv.kv_heads, [&](int64_t item, int64_t thread) {
+    const TokenRun& run = runs_[static_cast<size_t>(item / kv.kv_heads)];
+    AttentionCall call;
+    call.q = q + run.token_begin * width;
+    call.y = y + run.token_begin * width;
+    call.kv = kv;
+    call.block_table = blocks.entries + run.row * blocks.width;
+    call.heads = op.heads;
+    call.kv_head = item % kv.kv_heads;
+    call.first_position = step.positions[run.token_begin];
+    call.token_count = run.token_end - run.token_begin;
+    call.scale = op.number;
+    call.scratch = attention_scratch_.floats() + thread * attention_scratch_floats_;
+    kernels_->attention(call);
+  });
+}
+
+void Executable::gated_activation(const OpCall& op, const Step& step) {
+  const int64_t width = buffer_width(op.output);
+  const float* x = data_[static_cast<size_t>(op.input)];
+  float* y = data_[static_cast<size_t>(op.output)];
+  over_rows(rows_of(op.output, step), width * 3, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) kernels_->gated_silu(x + r * 2 * width, width, y + r * width);
+  });
+}
+
+void Executable::select(const OpCall& op, const Step& step) {
+  const int64_t width = buffer_width(op.output);
+  const float* x = data_[static_cast<size_t>(op.input)];
+  float* y = data_[static_cast<size_t>(op.output)];
+  for (int64_t s = 0; s < step.sampling.count; ++s) {
+    std::memcpy(y + s * width, x + step.sampling.index[s] * width, static_cast<size_t>(width) * sizeof(float));
+  }
+}
+
+void Executable::sample(const OpCall& op, const Step& step, const SampleColumns& samples) {
+  const int64_t width = buffer_width(op.input);
+  const float* logits = data_[static_cast<size_t>(op.input)];
+  team_.run(step.sampling.count, [&](int64_t s, int64_t thread) {
+    std::string& error = sample_errors_[static_cast<size_t>(s)];
+    error.clear();
+    try {
+      samplers_[static_cast<size_t>(thread)].sample(logits + s * width, step.sampling, s, samples);
+    } catch (const EngineError& caught) {
+      error = caught.what();
+    }
+  });
+  for (int64_t s = 0; s < step.sampling.count; ++s) {
+    if (!sample_errors_[static_cast<size_t>(s)].empty()) throw EngineError(sample_errors_[static_cast<size_t>(s)]);
+  }
+}
+
+}  // namespace lockstep

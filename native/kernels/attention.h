@@ -1,0 +1,209 @@
+// Causal attention over a paged cache, by online softmax over tiles of 32 keys at fixed absolute positions.
+//
+// A query is one (token, head). Its arithmetic is fixed by its position alone: tiles 0 .. position / 32 in order; in each a chain over head_dim
+// a key, the tile's largest score, the rescaling, a chain over the tile's visible keys for every output element. Which queries share a
+// tile's widened keys and values, and how many go through the registers at once, changes none of that. Keys beyond a query's
+// position never enter its chains (a later token's values may hold anything).
+
+constexpr int64_t queries_tile = rows_tile_max;
+
+struct Scratch {
+  float* keys;     // [head_dim][32]
+  float* values;   // [32][padded]
+  float* q;        // [queries][head_dim], scaled
+  float* scores;   // [queries][32]
+  float* sums;     // [queries][padded]
+  float* largest;  // [queries]
+  float* totals;   // [queries]
+};
+
+LOCKSTEP_INLINE int64_t padded_dim(int64_t head_dim) { return (head_dim + lane_count - 1) / lane_count * lane_count; }
+
+static int64_t attention_scratch_floats(int64_t token_count, int64_t group, int64_t head_dim) {
+  const int64_t padded = padded_dim(head_dim), queries = (token_count * group + lane_count - 1) / lane_count * lane_count;
+  return padded * tile_keys * 2 + queries * (padded * 2 + tile_keys + 2);
+}
+
+LOCKSTEP_INLINE Scratch divide(const AttentionCall& call, int64_t group) {
+  const int64_t padded = padded_dim(call.kv.head_dim), queries = (call.token_count * group + lane_count - 1) / lane_count * lane_count;
+  Scratch s;
+  s.keys = call.scratch;
+  s.values = s.keys + padded * tile_keys;
+  s.q = s.values + padded * tile_keys;
+  s.sums = s.q + queries * padded;
+  s.scores = s.sums + queries * padded;
+  s.largest = s.scores + queries * tile_keys;
+  s.totals = s.largest + queries;
+  return s;
+}
+
+LOCKSTEP_INLINE F32x16 widen_any(const float* p) { return load(p); }
+LOCKSTEP_INLINE F32x16 widen_any(const uint16_t* p) { return widen(p); }
+LOCKSTEP_INLINE float widen_any_one(float v) { return v; }
+LOCKSTEP_INLINE float widen_any_one(uint16_t v) { return widen_one(v); }
+
+// Keys [first, first + count) of a tile into scratch, the rest zero; `count` >= 1.
+template <class Element>
+static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t first, int64_t count) {
+  const KVView& kv = call.kv;
+  const int64_t dim = kv.head_dim, padded = padded_dim(dim), size = kv.block_size;
+  const auto* all_keys = static_cast<const Element*>(kv.keys);
+  const auto* all_values = static_cast<const Element*>(kv.values);
+  const auto head_of = [&](int64_t position) { return (call.block_table[position / size] * kv.kv_heads + call.kv_head) * dim * size; };
+  for (int64_t half = 0; half < tile_keys; half += lane_count) {
+    if (size % lane_count == 0 && half < count) {
+      const Element* keys = all_keys + head_of(first + half) + (first + half) % size;
+      const int64_t visible = count - half;
+      if (visible >= lane_count) {
+        for (int64_t d = 0; d < dim; ++d) store(s.keys + d * tile_keys + half, widen_any(keys + d * size));
+      } else {
+        const F32x16 limit = broadcast(static_cast<float>(visible));
+        const F32x16 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int64_t d = 0; d < dim; ++d) store(s.keys + d * tile_keys + half, index < limit ? widen_any(keys + d * size) : broadcast(0.0f));
+      }
+      continue;
+    }
+    for (int64_t j = half; j < half + lane_count; ++j) {
+      if (j >= count) {
+        for (int64_t d = 0; d < dim; ++d) s.keys[d * tile_keys + j] = 0.0f;
+        continue;
+      }
+      const Element* key = all_keys + head_of(first + j) + (first + j) % size;
+      for (int64_t d = 0; d < dim; ++d) s.keys[d * tile_keys + j] = widen_any_one(key[d * size]);
+    }
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    const Element* value = all_values + head_of(first + j) + ((first + j) % size) * dim;
+    float* to = s.values + j * padded;
+    int64_t d = 0;
+    for (; d + lane_count <= dim; d += lane_count) store(to + d, widen_any(value + d));
+    for (; d < padded; ++d) to[d] = d < dim ? widen_any_one(value[d]) : 0.0f;
+  }
+}
+
+template <int Q>
+static void score_tile(const Scratch& s, int64_t query, int64_t dim) {
+  F32x16 sums[Q][2];
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) sums[i][0] = sums[i][1] = broadcast(0.0f);
+  const float* q = s.q + query * dim;
+  for (int64_t d = 0; d < dim; ++d) {
+    const F32x16 low = load(s.keys + d * tile_keys), high = load(s.keys + d * tile_keys + lane_count);
+#pragma GCC unroll 8
+    for (int i = 0; i < Q; ++i) {
+      const F32x16 a = broadcast(q[i * dim + d]);
+      sums[i][0] = multiply_add(a, low, sums[i][0]);
+      sums[i][1] = multiply_add(a, high, sums[i][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) {
+    store(s.scores + (query + i) * tile_keys, sums[i][0]);
+    store(s.scores + (query + i) * tile_keys + lane_count, sums[i][1]);
+  }
+}
+
+// Scores of one query to weights exp(score - largest so far), zero beyond `count`; rescales its totals and sums.
+static void weigh_tile(const Scratch& s, int64_t query, int64_t count, int64_t padded) {
+  float* scores = s.scores + query * tile_keys;
+  const F32x16 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const F32x16 minus_infinity = broadcast(-__builtin_inff());
+  F32x16 low = load(scores), high = load(scores + lane_count);
+  if (count < tile_keys) {
+    low = index < broadcast(static_cast<float>(count)) ? low : minus_infinity;
+    high = index < broadcast(static_cast<float>(count - lane_count)) ? high : minus_infinity;
+  }
+  const float tile_largest = largest_lane(larger(low, high));
+  const float before = s.largest[query];
+  const float largest = tile_largest > before ? tile_largest : before;
+  const F32x16 correction = exponential(broadcast(before - largest));
+  low = exponential(low - largest);
+  high = exponential(high - largest);
+  store(scores, low);
+  store(scores + lane_count, high);
+  s.largest[query] = largest;
+  s.totals[query] = s.totals[query] * correction[0] + sum_lanes(low + high);
+  float* sums = s.sums + query * padded;
+  for (int64_t d = 0; d < padded; d += lane_count) store(sums + d, load(sums + d) * correction);
+}
+
+template <int Q, int G>
+static void value_tile(const Scratch& s, int64_t query, int64_t count, int64_t padded, int64_t column) {
+  F32x16 sums[Q][G];
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) sums[i][g] = load(s.sums + (query + i) * padded + column + g * lane_count);
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    F32x16 v[G];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) v[g] = load(s.values + j * padded + column + g * lane_count);
+#pragma GCC unroll 8
+    for (int i = 0; i < Q; ++i) {
+      const F32x16 weight = broadcast(s.scores[(query + i) * tile_keys + j]);
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) sums[i][g] = multiply_add(weight, v[g], sums[i][g]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < Q; ++i) {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) store(s.sums + (query + i) * padded + column + g * lane_count, sums[i][g]);
+  }
+}
+
+// Queries [begin, begin + count) against the tile in scratch; all see its first `visible` keys.
+template <int Q>
+LOCKSTEP_INLINE void add_values(const Scratch& s, int64_t query, int64_t visible, int64_t padded) {
+  int64_t column = 0;
+  for (; column + groups_tile * lane_count <= padded; column += groups_tile * lane_count)
+    value_tile<Q, groups_tile>(s, query, visible, padded, column);
+  for (; column < padded; column += lane_count) value_tile<Q, 1>(s, query, visible, padded, column);
+}
+
+static void attend_tile(const Scratch& s, int64_t begin, int64_t count, int64_t visible, int64_t dim, int64_t padded) {
+  int64_t query = begin;
+  const int64_t end = begin + count;
+  for (; query + queries_tile <= end; query += queries_tile) score_tile<queries_tile>(s, query, dim);
+  for (; query + 3 <= end; query += 3) score_tile<3>(s, query, dim);
+  for (; query < end; ++query) score_tile<1>(s, query, dim);
+  for (query = begin; query < end; ++query) weigh_tile(s, query, visible, padded);
+  query = begin;
+  for (; query + queries_tile <= end; query += queries_tile) add_values<queries_tile>(s, query, visible, padded);
+  for (; query + 3 <= end; query += 3) add_values<3>(s, query, visible, padded);
+  for (; query < end; ++query) add_values<1>(s, query, visible, padded);
+}
+
+static void attention(const AttentionCall& call) {
+  const int64_t dim = call.kv.head_dim, padded = padded_dim(dim), group = call.heads / call.kv.kv_heads;
+  const int64_t row = call.heads * dim, first_head = call.kv_head * group * dim;
+  const Scratch s = divide(call, group);
+  const int64_t queries = call.token_count * group;
+  for (int64_t query = 0; query < queries; ++query) {
+    const float* q = call.q + (query / group) * row + first_head + (query % group) * dim;
+    for (int64_t d = 0; d < dim; ++d) s.q[query * dim + d] = q[d] * call.scale;
+    for (int64_t d = 0; d < padded; ++d) s.sums[query * padded + d] = 0.0f;
+    s.largest[query] = -__builtin_inff();
+    s.totals[query] = 0.0f;
+  }
+  const int64_t last = call.first_position + call.token_count - 1;
+  for (int64_t first = 0; first <= last; first += tile_keys) {
+    const int64_t present = last + 1 - first < tile_keys ? last + 1 - first : tile_keys;
+    if (call.kv.dtype == DType::bfloat16) {
+      gather_tile<uint16_t>(call, s, first, present);
+    } else {
+      gather_tile<float>(call, s, first, present);
+    }
+    // Tokens that see part of the tile one at a time, then all that see the whole of it.
+    int64_t token = first > call.first_position ? first - call.first_position : 0;
+    for (; token < call.token_count && call.first_position + token + 1 - first < tile_keys; ++token) {
+      attend_tile(s, token * group, group, call.first_position + token + 1 - first, dim, padded);
+    }
+    if (token < call.token_count) attend_tile(s, token * group, (call.token_count - token) * group, tile_keys, dim, padded);
+  }
+  for (int64_t query = 0; query < queries; ++query) {
+    float* y = call.y + (query / group) * row + first_head + (query % group) * dim;
+    for (int64_t d = 0; d < dim; ++d) y[d] = s.sums[query * padded + d] / s.totals[query];
+  }
+}

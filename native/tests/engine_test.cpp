@@ -1,0 +1,197 @@
+// The engine from C++, without Python: made to be run under the sanitizers (LOCKSTEP_SANITIZE=address,undefined and =thread), at odd widths and with
+// several threads. What the numbers must be is tested from Python; here every instruction set runs every op, and must agree with itself bit for bit.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/error.h"
+#include "engine/executable.h"
+#include "engine/instruction_sets.h"
+#include "engine/thread_team.h"
+
+namespace {
+
+using namespace lockstep;
+
+void check(bool holds, const std::string& claim) {
+  if (holds) return;
+  std::fprintf(stderr, "FAILED: %s\n", claim.c_str());
+  std::exit(1);
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const EngineError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::vector<float> numbers(int64_t count, uint32_t seed) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) {
+    seed = seed * 1664525u + 1013904223u;
+    value = static_cast<float>(static_cast<int32_t>(seed)) * 0x1p-31f;
+  }
+  return values;
+}
+
+void test_team_runs_every_item_once() {
+  for (const int64_t threads : {1, 2, 5}) {
+    ThreadTeam team(threads);
+    for (int64_t region = 0; region < 2000; ++region) {
+      const int64_t items = region % 37;
+      std::vector<int32_t> runs(static_cast<size_t>(items));  // an item is touched by one thread only
+      team.run(items, [&](int64_t item, int64_t thread) { runs[static_cast<size_t>(item)] += thread < threads ? 1 : 100; });
+      for (const int32_t count : runs) check(count == 1, "each item runs once");
+    }
+  }
+  for (int repeat = 0; repeat < 200; ++repeat) ThreadTeam team(3);  // made and ended without a region
+}
+
+constexpr int64_t vocabulary = 131, hidden = 37, heads = 3, head_dim = 10, kv_heads = 1, width = heads * head_dim, ffn = 21;
+
+// One decoder layer with tied embeddings and a bias. Buffers: 0 x, 1 normed, 2 qkv, 3 q, 4 attended, 5 gate and up, 6 activated, 7 last, 8 logits.
+std::vector<OpCall> small_model(WeightArena& arena, DType dtype) {
+  const auto pack = [&](int64_t rows, int64_t columns, Layout layout, uint32_t seed) {
+    return std::make_shared<const PackedWeight>(pack_weight(arena, numbers(rows * columns, seed).data(), rows, columns, dtype, layout));
+  };
+  const WeightPointer table = pack(vocabulary, hidden, Layout::panels, 1), gain = pack(1, hidden, Layout::vector, 2);
+  const WeightPointer frequencies = pack(1, head_dim / 2, Layout::vector, 3);
+  std::vector<OpCall> ops;
+  ops.push_back({OpKind::embed, -1, 0, table});
+  ops.push_back({OpKind::rms_norm, 0, 1, gain, nullptr, false, 1e-5f});
+  ops.push_back({OpKind::linear, 1, 2, pack(width + 2 * kv_heads * head_dim, hidden, Layout::panels, 4),
+                 pack(1, width + 2 * kv_heads * head_dim, Layout::vector, 5)});
+  ops.push_back({OpKind::rope_write, 2, 3, frequencies, nullptr, false, 0.0f, 0, heads});
+  ops.push_back({OpKind::paged_attention, 3, 4, nullptr, nullptr, false, 0.3f, 0, heads});
+  ops.push_back({OpKind::linear, 4, 0, pack(hidden, width, Layout::panels, 6), nullptr, true});
+  ops.push_back({OpKind::linear, 0, 5, pack(2 * ffn, hidden, Layout::panels, 7)});
+  ops.push_back({OpKind::gated_activation, 5, 6});
+  ops.push_back({OpKind::linear, 6, 0, pack(hidden, ffn, Layout::panels, 8), nullptr, true});
+  ops.push_back({OpKind::select, 0, 7});
+  ops.push_back({OpKind::linear, 7, 8, table});
+  ops.push_back({OpKind::sample, 8});
+  return ops;
+}
+
+struct Outputs {
+  std::vector<int32_t> tokens = std::vector<int32_t>(2), top_ids = std::vector<int32_t>(6);
+  std::vector<float> logprobs = std::vector<float>(2), top_logprobs = std::vector<float>(6);
+};
+
+struct Run {
+  std::vector<int32_t> token_ids, positions, row_starts, table;
+  int64_t table_width;
+};
+
+Outputs run(Executable& executable, const Run& r) {
+  const auto rows = static_cast<int64_t>(r.row_starts.size()) - 1;
+  std::vector<int32_t> index, sampled_positions;
+  for (int64_t row = 0; row < rows; ++row) {
+    index.push_back(r.row_starts[static_cast<size_t>(row) + 1] - 1);
+    sampled_positions.push_back(static_cast<int32_t>(10 * row) + 50);
+  }
+  const std::vector<uint64_t> seeds(2, 7);
+  const std::vector<float> temperatures = {0.8f, 1.5f}, top_ps = {1.0f, 0.9f}, min_ps = {0.01f, 0.0f};
+  const std::vector<int32_t> top_ks = {0, 50}, logprob_counts = {3, 0};
+  Outputs out;
+  Step step;
+  step.tokens = static_cast<int64_t>(r.token_ids.size());
+  step.rows = rows;
+  step.token_ids = r.token_ids.data();
+  step.positions = r.positions.data();
+  step.row_starts = r.row_starts.data();
+  step.block_tables = {{r.table.data(), r.table_width}};
+  step.sampling = {rows,          index.data(),  seeds.data(),  sampled_positions.data(), temperatures.data(),
+                   top_ks.data(), top_ps.data(), min_ps.data(), logprob_counts.data()};
+  executable.run(step, {}, {out.tokens.data(), out.logprobs.data(), out.top_ids.data(), out.top_logprobs.data(), 3});
+  return out;
+}
+
+Executable make(const KernelTable* kernels, DType dtype, int64_t threads, int64_t block_size, const std::vector<OpCall>& ops) {
+  const std::vector<BufferShape> buffers = {{false, hidden}, {false, hidden}, {false, width + 2 * kv_heads * head_dim},
+                                            {false, width},  {false, width},  {false, 2 * ffn},
+                                            {false, ffn},    {true, hidden},  {true, vocabulary}};
+  return Executable(kernels, dtype, Limits{64, 2, 2, block_size, {40}}, threads, buffers, {{kv_heads, head_dim, 0}}, ops);
+}
+
+// Two requests of 40 and 9 tokens of one text, whole or in chunks of one token of each.
+Outputs run_model(const KernelTable* kernels, DType dtype, int64_t threads, int64_t block_size, bool chunked) {
+  WeightArena arena;
+  const std::vector<OpCall> ops = small_model(arena, dtype);
+  Executable executable = make(kernels, dtype, threads, block_size, ops);
+  const int64_t table_width = (40 + block_size - 1) / block_size;
+  std::vector<int32_t> table;
+  for (int64_t i = 0; i < 2 * table_width; ++i) table.push_back(static_cast<int32_t>((i * 7 + 3) % 40));
+  if (2 * table_width > 40) {
+    for (size_t i = static_cast<size_t>(table_width) + 9; i < table.size(); ++i) table[i] = -1;
+    for (int64_t i = 0; i < 9; ++i) table[static_cast<size_t>(table_width + i)] = table[static_cast<size_t>(i)];  // the same prompt: shared blocks
+  }
+  const auto token = [](int32_t position) { return (position * 29 + 5) % static_cast<int32_t>(vocabulary); };
+  Run whole{{}, {}, {0, 40, 49}, table, table_width};
+  for (const int32_t length : {40, 9}) {
+    for (int32_t p = 0; p < length; ++p) {
+      whole.token_ids.push_back(token(p));
+      whole.positions.push_back(p);
+    }
+  }
+  if (!chunked) return run(executable, whole);
+  Outputs last;
+  for (int32_t p = 0; p < 40; ++p) {
+    Run one{{token(p), token(std::min(p, 8))}, {p, std::min(p, 8)}, {0, 1, 2}, table, table_width};
+    last = run(executable, one);
+  }
+  return last;
+}
+
+void test_model_agrees_with_itself() {
+  for (const KernelTable* kernels : usable_kernels()) {
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      const Outputs expected = run_model(kernels, dtype, 1, 16, false);
+      for (const int64_t threads : {1, 3}) {
+        for (const int64_t block_size : {1, 5, 16, 32}) {
+          for (const bool chunked : {false, true}) {
+            const Outputs got = run_model(kernels, dtype, threads, block_size, chunked);
+            const std::string where =
+                std::string(kernels->name) + ", threads " + std::to_string(threads) + ", block size " + std::to_string(block_size);
+            check(got.tokens == expected.tokens && got.top_ids == expected.top_ids, "tokens do not change: " + where);
+            check(std::memcmp(got.logprobs.data(), expected.logprobs.data(), 8) == 0, "logprobs do not change: " + where);
+          }
+        }
+      }
+    }
+  }
+}
+
+void test_malformed_steps_are_refused() {
+  WeightArena arena;
+  const std::vector<OpCall> ops = small_model(arena, DType::float32);
+  Executable executable = make(usable_kernels()[0], DType::float32, 2, 4, ops);
+  const Run good{{1, 2}, {0, 1}, {0, 2}, {39}, 1};
+  const auto refused = [&](Run bad) { return !error_of([&] { run(executable, bad); }).empty(); };
+  check(!refused(good), "a good step runs");
+  check(refused({{1, 131}, {0, 1}, {0, 2}, {39}, 1}), "a token id out of range");
+  check(refused({{1, 2}, {0, 2}, {0, 2}, {39}, 1}), "positions with a gap");
+  check(refused({{1, 2}, {std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}, {0, 2}, {39}, 1}), "positions that wrap");
+  check(refused({{1, 2}, {3, 4}, {0, 2}, {39}, 1}), "a table too narrow");
+  check(refused({{1, 2}, {0, 1}, {0, 2}, {40}, 1}), "a block out of the pool");
+  check(refused({{1, 2}, {0, 1}, {0, 3}, {39}, 1}), "row starts beyond the tokens");
+  check(!refused(good), "and the next good step runs");
+}
+
+}  // namespace
+
+int main() {
+  test_team_runs_every_item_once();
+  test_model_agrees_with_itself();
+  test_malformed_steps_are_refused();
+  std::puts("ok");
+  return 0;
+}

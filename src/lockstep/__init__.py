@@ -1,0 +1,29 @@
+"""Lockstep: LLM inference and serving in which the same request gets the same tokens, however the engine is deployed.
+
+    from lockstep import LLM, SamplingParams
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.core.params import SamplingParams
+    from lockstep.llm import LLM, CompletionOutput, Logprob, RequestOutput
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first asked for, so that a stage's process or `lockstep --help` does not pay for it."""
+    if name == "SamplingParams":
+        from lockstep.core.params import SamplingParams
+
+        return SamplingParams
+    if name in __all__:
+        from lockstep import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

@@ -1,0 +1,165 @@
+"""What each op means, in plain torch: one function an op kind, as `ops.vocabulary` says it. Knows no programs and checks nothing.
+
+Shape suffixes: T tokens of the step, S sampled positions, K and N widths, F width of the feed-forward layer, P key positions,
+G KV heads, Q query heads a KV head, D head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.backends.reference.invariant import elementwise, fold, rows_times_matrix
+from lockstep.backends.reference.sampling import choose_token, log_probabilities
+from lockstep.ops.backend import DType
+from lockstep.ops.step import SampleOutputs, SamplingInputs
+
+TORCH_DTYPE: Mapping[str, torch.dtype] = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A packed weight: its values rounded to its dtype and widened to float32, [rows, columns] and zeros around them."""
+
+    rows: int
+    columns: int
+    dtype: DType
+    padded: Tensor
+
+    @property
+    def values(self) -> Tensor:
+        return self.padded[: self.rows, : self.columns]
+
+    @property
+    def nbytes(self) -> int:
+        return self.padded.numel() * self.padded.element_size()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPool:
+    """One layer's keys and values in the KV dtype, [positions in the pool, G, D]."""
+
+    keys: Tensor
+    values: Tensor
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What ops read of a step beside their buffers.
+
+    positions, row_of_token: int64 [T]. kv_index: one int64 [R, positions] a KV group, where in a pool a row's position lies.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    row_of_token: Tensor
+    kv_index: tuple[Tensor, ...]
+    sampling: SamplingInputs
+    pools: tuple[KVPool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One op call: its inputs, what its output held before (None if it has no output), its weights and attributes."""
+
+    inputs: tuple[Tensor, ...]
+    held: Tensor | None
+    weights: tuple[Matrix, ...]
+    attributes: Mapping[str, int | float | str | bool]
+    step: Step
+
+
+def embed(call: Call) -> Tensor:
+    return call.weights[0].values[call.step.token_ids]
+
+
+def rms_norm(call: Call) -> Tensor:
+    (x_TK,), gain_K = call.inputs, call.weights[0].values[0]
+    mean_T1 = fold(x_TK * x_TK, -1)[:, None] / x_TK.shape[-1]
+    return x_TK / torch.sqrt(mean_T1 + float(call.attributes["eps"])) * gain_K
+
+
+def linear(call: Call) -> Tensor:
+    matrix = call.weights[0]
+    x_TK = call.inputs[0].to(TORCH_DTYPE[matrix.dtype]).float()
+    y_TN = rows_times_matrix(x_TK, matrix.padded, matrix.rows)
+    if len(call.weights) > 1:
+        y_TN = y_TN + call.weights[1].values[0]
+    if call.attributes["accumulate"]:
+        assert call.held is not None, "linear always has an output"
+        y_TN = call.held + y_TN
+    return y_TN
+
+
+def rope_write(call: Call) -> Tensor:
+    """Returns the rotated queries; writes keys and values to the pool."""
+    step, (qkv,) = call.step, call.inputs
+    heads, kv_heads, head_dim = (int(call.attributes[name]) for name in ("heads", "kv_heads", "head_dim"))
+    queries, keys, values = (
+        part.unflatten(-1, (-1, head_dim)) for part in qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], -1)
+    )
+    angles_T1D = (step.positions.float()[:, None] * call.weights[0].values)[:, None, :]
+    cos, sin = elementwise(torch.cos, angles_T1D), elementwise(torch.sin, angles_T1D)
+    pool = step.pools[int(call.attributes["kv_layer"])]
+    place_T = step.kv_index[pool.group][step.row_of_token, step.positions]
+    pool.keys[place_T] = _rotated(keys, cos, sin).to(pool.keys.dtype)
+    pool.values[place_T] = values.to(pool.values.dtype)
+    return _rotated(queries, cos, sin).flatten(1)
+
+
+def _rotated(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x_THD.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def paged_attention(call: Call) -> Tensor:
+    step, (queries,) = call.step, call.inputs
+    kv_heads, head_dim, scale = int(call.attributes["kv_heads"]), int(call.attributes["head_dim"]), float(call.attributes["scale"])
+    pool = step.pools[int(call.attributes["kv_layer"])]
+    queries_TGQD = queries.unflatten(-1, (kv_heads, -1, head_dim))
+    y = torch.empty_like(queries_TGQD)
+    for token, (row, position) in enumerate(zip(step.row_of_token.tolist(), step.positions.tolist(), strict=True)):
+        place_P = step.kv_index[pool.group][row, : position + 1]
+        keys_GPD, values_GPD = pool.keys[place_P].float().transpose(0, 1), pool.values[place_P].float().transpose(0, 1)
+        y[token] = _attended(queries_TGQD[token], keys_GPD, values_GPD, scale)
+    return y.flatten(1)
+
+
+def _attended(query_GQD: Tensor, keys_GPD: Tensor, values_GPD: Tensor, scale: float) -> Tensor:
+    """softmax(scale * q . k) @ v of one token, over all the positions given."""
+    scores_GQP = fold(query_GQD[:, :, None, :] * keys_GPD[:, None], -1) * scale
+    weights_GQP = elementwise(torch.exp, scores_GQP - scores_GQP.amax(-1, keepdim=True))
+    return fold(weights_GQP[..., None] * values_GPD[:, None], -2) / fold(weights_GQP, -1)[..., None]
+
+
+def gated_activation(call: Call) -> Tensor:
+    gate_TF, up_TF = call.inputs[0].chunk(2, -1)
+    return gate_TF / (1.0 + elementwise(torch.exp, -gate_TF)) * up_TF
+
+
+def select(call: Call) -> Tensor:
+    return call.inputs[0][torch.from_numpy(call.step.sampling.index.astype(np.int64)).to(call.inputs[0].device)]
+
+
+def sample(call: Call) -> SampleOutputs:
+    """One position after the other; each is a function of its own logits and columns."""
+    (logits_SV,), columns = call.inputs, call.step.sampling
+    tokens = [
+        choose_token(
+            logits_SV[index],
+            seed=int(columns.seeds[index]),
+            position=int(columns.positions[index]),
+            temperature=float(columns.temperatures[index]),
+            top_k=int(columns.top_ks[index]),
+            top_p=float(columns.top_ps[index]),
+            min_p=float(columns.min_ps[index]),
+        )
+        for index in range(logits_SV.shape[0])
+    ]
+    return log_probabilities(logits_SV, tokens, columns.logprob_counts)

@@ -1,0 +1,223 @@
+"""Input generators: for each op kind a small program around one call, with weights and steps drawn from a seed.
+
+A case runs on any backend through its public face, so a kernel and the reference body can be given the very same work (`run_case`).
+Widths are odd on purpose where the op allows it. Knows how to make inputs; does not know what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.ops.backend import Backend, DType, Limits
+from lockstep.ops.program import Op, Program, ProgramBuilder
+from lockstep.ops.step import F32, SampleOutputs, SamplingInputs, StepInputs
+
+_BLOCK_SIZE = 4
+_BLOCK_COUNT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseStep:
+    """inputs and activations of one step."""
+
+    inputs: StepInputs
+    activations: Mapping[str, F32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCase:
+    """weights: float32 [rows, columns] by name. watched: the buffers to compare after each step."""
+
+    program: Program
+    weights: Mapping[str, F32]
+    steps: tuple[CaseStep, ...]
+    watched: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    buffers: Mapping[str, F32]
+    samples: SampleOutputs | None
+
+
+def run_case(backend: Backend, case: OpCase, dtype: DType, threads: int = 1) -> tuple[StepOutcome, ...]:
+    """Run all steps of a case on one executable; what the watched buffers hold after each, and what was sampled."""
+    packed = {name: backend.pack(case.program.weights[name], values, dtype) for name, values in case.weights.items()}
+    limits = Limits(tokens_max=64, rows_max=8, samples_max=64, block_size=_BLOCK_SIZE, block_counts=(_BLOCK_COUNT,))
+    executable = backend.compile(case.program, packed, dtype, limits, threads)
+    outcomes = []
+    for step in case.steps:
+        counts = {"T": len(step.inputs.token_ids), "S": len(step.inputs.sampling.index)}
+        outputs = {name: np.zeros((counts["T"], case.program.buffers[name].width), np.float32) for name in case.program.outputs}
+        samples = executable.run(step.inputs, step.activations, outputs)
+        buffers = {name: executable.read_buffer(name, counts[case.program.buffers[name].axis]) for name in case.watched}
+        outcomes.append(StepOutcome(buffers=buffers, samples=samples))
+    return tuple(outcomes)
+
+
+def difference(actual: F32, expected: NDArray[np.floating[Any]]) -> float:
+    """The largest |actual - expected| / max(1, |expected|): what an op's tolerance bounds. Infinite where only one of the two is a number."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    error = np.abs(actual - expected) / np.maximum(1.0, np.abs(expected))
+    return float(np.where(np.isnan(actual) & np.isnan(expected), 0.0, np.where(np.isnan(error), np.inf, error)).max(initial=0.0))
+
+
+def embed_case(seed: int) -> OpCase:
+    draw = np.random.default_rng(seed)
+    rows, width = int(draw.integers(2, 300)), int(draw.integers(1, 100))
+    builder = ProgramBuilder()
+    y = builder.output(builder.buffer("y", "T", width))
+    builder.call("embed", (), (y,), (builder.weight("table", rows, width, "embedding"),))
+    steps = [_step(draw, lengths=(5, 1, 3), vocabulary=rows)]
+    return _case(draw, builder, steps, ("y",))
+
+
+def rms_norm_case(seed: int) -> OpCase:
+    draw = np.random.default_rng(seed)
+    width = int(draw.integers(1, 700))
+    builder = ProgramBuilder()
+    x, y = builder.input(builder.buffer("x", "T", width)), builder.output(builder.buffer("y", "T", width))
+    builder.call("rms_norm", (x,), (y,), (builder.weight("gain", 1, width, "vector"),), eps=1e-5)
+    return _case(draw, builder, [_step(draw, lengths=(7, 2), widths={"x": width})], ("y",))
+
+
+def linear_case(seed: int) -> OpCase:
+    """Half of the seeds accumulate, and half have a bias."""
+    draw = np.random.default_rng(seed)
+    columns, rows = int(draw.integers(1, 500)), int(draw.integers(1, 300))
+    builder = ProgramBuilder()
+    x, y = builder.input(builder.buffer("x", "T", columns)), builder.output(builder.buffer("y", "T", rows))
+    weights = [builder.weight("matrix", rows, columns, "matrix")]
+    if seed // 2 % 2:
+        weights.append(builder.weight("bias", 1, rows, "vector"))
+    widths = {"x": columns}
+    if seed % 2:
+        widths[builder.input("y")] = rows
+    builder.call("linear", (x,), (y,), tuple(weights), accumulate=bool(seed % 2))
+    return _case(draw, builder, [_step(draw, lengths=(int(draw.integers(1, 40)), 1), widths=widths)], ("y",))
+
+
+def rope_write_case(seed: int) -> OpCase:
+    return _attention_case(seed, watched=("q",))
+
+
+def paged_attention_case(seed: int) -> OpCase:
+    return _attention_case(seed, watched=("y",))
+
+
+def gated_activation_case(seed: int) -> OpCase:
+    draw = np.random.default_rng(seed)
+    width = int(draw.integers(1, 200))
+    builder = ProgramBuilder()
+    x, y = builder.input(builder.buffer("x", "T", 2 * width)), builder.output(builder.buffer("y", "T", width))
+    builder._ops.append(Op(kind="gated_activation", inputs=(x,), outputs=(y,), attributes={"kind": "silu"}))
+    return _case(draw, builder, [_step(draw, lengths=(9,), widths={"x": 2 * width}, scale=4.0)], ("y",))
+
+
+def select_case(seed: int) -> OpCase:
+    draw = np.random.default_rng(seed)
+    width = int(draw.integers(1, 100))
+    builder = ProgramBuilder()
+    x, y = builder.input(builder.buffer("x", "T", width)), builder.buffer("y", "S", width)
+    builder.output(x)
+    builder.call("select", (x,), (y,))
+    return _case(draw, builder, [_step(draw, lengths=(4, 1, 6), widths={"x": width})], ("y",))
+
+
+def sample_case(seed: int) -> OpCase:
+    """Logits come in by `select`. Positions with every filter alone and together, greedy, with and without logprobs."""
+    draw = np.random.default_rng(seed)
+    vocabulary = int(draw.integers(30, 3000))
+    builder = ProgramBuilder()
+    x, logits = builder.input(builder.buffer("x", "T", vocabulary)), builder.buffer("logits", "S", vocabulary)
+    builder.call("select", (x,), (logits,))
+    builder.call("sample", (logits,))
+    return _case(draw, builder, [_step(draw, lengths=(16, 16), widths={"x": vocabulary}, scale=3.0)], ())
+
+
+def _attention_case(seed: int, watched: tuple[str, ...]) -> OpCase:
+    """rope_write and paged_attention together, since only the pair can be seen from outside: a prefill, then chunks and single tokens after it."""
+    draw = np.random.default_rng(seed)
+    kv_heads, group, head_dim = int(draw.integers(1, 4)), int(draw.integers(1, 4)), 2 * int(draw.integers(1, 40))
+    heads = kv_heads * group
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    builder = ProgramBuilder()
+    qkv = builder.input(builder.buffer("qkv", "T", (heads + 2 * kv_heads) * head_dim))
+    q, y = builder.buffer("q", "T", heads * head_dim), builder.output(builder.buffer("y", "T", heads * head_dim))
+    sizes["kv_layer"] = builder.kv_layer(kv_heads, head_dim)
+    builder.call("rope_write", (qkv,), (q,), (builder.weight("frequencies", 1, head_dim // 2, "vector"),), **sizes)
+    builder.call("paged_attention", (q,), (y,), (), **sizes, scale=head_dim**-0.5)
+    tables = draw.permutation(_BLOCK_COUNT)[:60].reshape(3, 20).astype(np.int32)
+    widths = {"qkv": builder.build().buffers["qkv"].width}
+    steps: list[CaseStep] = []
+    starts: tuple[int, ...] = (0, 0, 0)
+    for lengths in ((13, 1, 30), (1, 1, 1), (6, 40, 2)):
+        steps.append(_step(draw, lengths=lengths, starts=starts, tables=tables, widths=widths))
+        starts = tuple(start + length for start, length in zip(starts, lengths, strict=True))
+    return _case(draw, builder, steps, watched, frequencies=10000.0 ** -np.linspace(0, 1, head_dim // 2, endpoint=False)[None])
+
+
+def _case(
+    draw: np.random.Generator,
+    builder: ProgramBuilder,
+    steps: list[CaseStep],
+    watched: tuple[str, ...],
+    frequencies: NDArray[np.float64] | None = None,
+) -> OpCase:
+    program = builder.build()
+    weights: dict[str, F32] = {}
+    for name, weight in program.weights.items():
+        scale = 1.0 if weight.roles == ("vector",) else weight.columns**-0.5
+        weights[name] = (draw.standard_normal((weight.rows, weight.columns)) * scale).astype(np.float32)
+    if frequencies is not None:
+        weights["frequencies"] = frequencies.astype(np.float32)
+    return OpCase(program=program, weights=weights, steps=tuple(steps), watched=watched)
+
+
+def _step(
+    draw: np.random.Generator,
+    *,
+    lengths: tuple[int, ...],
+    starts: tuple[int, ...] | None = None,
+    tables: NDArray[np.int32] | None = None,
+    widths: Mapping[str, int] | None = None,
+    vocabulary: int = 1,
+    scale: float = 1.0,
+) -> CaseStep:
+    """Rows of the given lengths that begin at `starts` (else at 0), with activations of the given widths."""
+    starts = starts or tuple(0 for _ in lengths)
+    count = sum(lengths)
+    positions = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+    if tables is None:
+        tables = draw.permutation(_BLOCK_COUNT)[: len(lengths) * 12].reshape(len(lengths), 12).astype(np.int32)
+    inputs = StepInputs(
+        token_ids=draw.integers(0, vocabulary, count).astype(np.int32),
+        positions=positions.astype(np.int32),
+        row_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        block_tables=(tables,),
+        sampling=_sampling(draw, count),
+    )
+    activations = {name: (draw.standard_normal((count, width)) * scale).astype(np.float32) for name, width in (widths or {}).items()}
+    return CaseStep(inputs=inputs, activations=activations)
+
+
+def _sampling(draw: np.random.Generator, tokens: int) -> SamplingInputs:
+    """Every token's position is sampled, in a shuffled order; columns cycle through all settings."""
+    which = np.arange(tokens)
+    pick: Callable[[tuple[float, ...], int], NDArray[np.float32]] = lambda values, period: np.array(values, np.float32)[which // period % len(values)]  # noqa: E731
+    return SamplingInputs(
+        index=draw.permutation(tokens).astype(np.int32),
+        seeds=draw.integers(0, 1 << 64, tokens, dtype=np.uint64),
+        positions=draw.integers(0, 5000, tokens).astype(np.int32),
+        temperatures=pick((0.0, 0.7, 1.0, 1.5), 1),
+        top_ks=pick((0, 5, 40), 4).astype(np.int32),
+        top_ps=pick((1.0, 0.9, 0.3), 3),
+        min_ps=pick((0.0, 0.05), 5),
+        logprob_counts=pick((-1, 0, 3), 2).astype(np.int32),
+    )

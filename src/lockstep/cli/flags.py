@@ -1,0 +1,134 @@
+"""Engine flags shared by the commands, as vLLM spells them, and how they become an `EngineConfig`.
+
+Flags of vLLM that have no meaning here yet are known by name and refused with a reason, never ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.config import EngineConfig
+from lockstep.errors import ConfigError, UnsupportedError
+
+UNSUPPORTED: Mapping[str, str] = {
+    "--tensor-parallel-size": "tensor parallelism is not there yet; use --pipeline-parallel-size",
+    "-tp": "tensor parallelism is not there yet; use --pipeline-parallel-size",
+    "--data-parallel-size": "data parallelism is not there yet; start one server a replica",
+    "-dp": "data parallelism is not there yet; start one server a replica",
+    "--enable-lora": "adapters are not there yet",
+    "--speculative-config": "speculative decoding is not there yet",
+    "--kv-transfer-config": "prefill/decode disaggregation is not there yet",
+    "--kv-cache-dtype": "KV has the dtype of the weights; use --dtype",
+    "--quantization": "GGUF files bring their own; other quantisation is not there yet",
+    "--reasoning-parser": "reasoning parsers are not there yet",
+    "--tool-call-parser": "tool calls are not there yet",
+    "--enable-auto-tool-choice": "tool calls are not there yet",
+    "--enable-prompt-embeds": "prompt embeddings are not there yet",
+    "--nnodes": "stages on other hosts are not there yet",
+    "--otlp-traces-endpoint": "traces are not there yet",
+    "--gpu-memory-utilization": "this engine runs on CPUs; use --kv-cache-memory-bytes",
+    "--generation-config": "sampling defaults are OpenAI's; generation_config.json is read for end tokens only",
+}
+
+
+def count(text: str) -> int:
+    """An integer as vLLM reads it: 8192, 8k (thousands), 8K (1024s), 1M, 1.5k. Raises ArgumentTypeError."""
+    factors = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    factor = factors.get(text[-1:], 1)
+    digits = text[:-1] if factor > 1 else text
+    try:
+        value = float(digits) * factor if factor > 1 else int(digits)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number such as 8192, 8k or 1M, got {text!r}") from None
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(value)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    d = {name: field.default for name, field in EngineConfig.__dataclass_fields__.items()}
+    model = parser.add_argument_group("model")
+    model.add_argument("model", metavar="MODEL", help="'smollm2' (the embedded default), a .gguf file, or a Hugging Face folder")
+    model.add_argument("--tokenizer", help="take the tokenizer from this folder or .gguf file (default: the model's)")
+    model.add_argument("--dtype", default=d["dtype"], choices=("auto", "bfloat16", "float32"), help="of weights and KV; auto is bfloat16 (default: %(default)s)")
+    model.add_argument("--max-model-len", type=count, help="window in tokens, prompt and output; 8k and 1M are understood (default: the model's)")
+    parallel = parser.add_argument_group("stages")
+    parallel.add_argument("--pipeline-parallel-size", "-pp", type=count, default=d["pipeline_parallel_size"], help="stages (default: %(default)s)")
+    parallel.add_argument("--layer-split", help="layers a stage, such as 16,14 (default: by weight bytes, embedding and head counted)")
+    parallel.add_argument(
+        "--distributed-executor-backend",
+        default=d["distributed_executor_backend"],
+        choices=("auto", "mp", "local"),
+        help="mp: a process a stage; local: all stages in this one; auto: mp for more than one stage (default: %(default)s)",
+    )
+    parallel.add_argument("--threads", type=count, help="compute threads a stage (default: its share of the cores)")
+    cache = parser.add_argument_group("KV cache")
+    cache.add_argument("--block-size", type=count, default=d["block_size"], help="positions a block (default: %(default)s)")
+    cache.add_argument("--kv-cache-memory-bytes", type=count, help="KV memory of each stage, such as 2G (default: a part of what is free)")
+    cache.add_argument("--num-gpu-blocks-override", type=count, help="blocks in the pool, whatever memory says")
+    cache.add_argument(
+        "--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=d["enable_prefix_caching"], help="reuse KV of equal prefixes"
+    )
+    scheduling = parser.add_argument_group("scheduling")
+    scheduling.add_argument("--max-num-seqs", type=count, default=d["max_num_seqs"], help="most requests at once (default: %(default)s)")
+    scheduling.add_argument("--max-num-batched-tokens", type=count, default=d["max_num_batched_tokens"], help="most tokens a step (default: %(default)s)")
+    scheduling.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=d["async_scheduling"], help="plan ahead of results")
+    scheduling.add_argument("--scheduling-policy", default=d["scheduling_policy"], choices=("fcfs", "priority"), help="(default: %(default)s)")
+    scheduling.add_argument("--microbatches", type=count, help="plans that share the running requests (default: one a stage)")
+    other = parser.add_argument_group("other")
+    other.add_argument("--seed", type=count, help="draws the seeds of requests that bring none (default: from the operating system)")
+    other.add_argument("--backend", default=d["backend"], choices=("native", "reference"), help="reference is plain torch (default: %(default)s)")
+    other.add_argument("--instruction-set", help="of the native backend (default: the best this CPU has)")
+
+
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    names = set(EngineConfig.__dataclass_fields__)
+    return EngineConfig(**{name: value for name, value in vars(arguments).items() if name in names})
+
+
+def refuse_unsupported(arguments: list[str]) -> None:
+    """Raises UnsupportedError for a flag of vLLM that Lockstep does not have."""
+    for argument in arguments:
+        flag = argument.split("=", 1)[0]
+        if flag in UNSUPPORTED:
+            raise UnsupportedError(f"{flag}: {UNSUPPORTED[flag]}")
+
+
+def expand_config_file(arguments: list[str]) -> list[str]:
+    """Replace `--config FILE` (YAML: flag names without dashes, and their values) by the flags it stands for, which flags given beside it override."""
+    if "--config" not in arguments:
+        return arguments
+    at = arguments.index("--config")
+    if at + 1 == len(arguments):
+        raise ConfigError("--config needs a file")
+    settings = _read_settings(Path(arguments[at + 1]))
+    rest = arguments[:at] + arguments[at + 2 :]
+    given: list[str] = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name == "model":
+            rest = [*rest, str(value)] if not any(not r.startswith("-") for r in rest) else rest
+        elif isinstance(value, bool):
+            given.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, list):
+            given.extend([flag, *map(str, value)])
+        else:
+            given.append(f"{flag}={value}")
+    return given + rest
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not YAML: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--config {path} must hold settings, one 'name: value' a line, got {type(settings).__name__}")
+    return settings

@@ -1,0 +1,48 @@
+"""`lockstep`: picks the command, and turns errors into one line and an exit status.
+
+Exit status: 0 done; 1 the thing asked for failed (an engine stopped, `verify` found a mismatch); 2 the caller's mistake; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from lockstep import __version__
+from lockstep.cli import generate, serve, verify
+from lockstep.cli.flags import expand_config_file, refuse_unsupported
+from lockstep.errors import CallerError, LockstepError
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        refuse_unsupported(given)
+        parsed = _parser().parse_args(expand_config_file(given))
+        command: Command = parsed.run
+        return command(parsed)
+    except LockstepError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2 if isinstance(error, CallerError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lockstep", description="LLM inference and serving that gives the same request the same tokens, however it is deployed."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for module in (serve, generate, verify):
+        module.add_command(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Serves an engine over HTTP: the server's client protocol over `AsyncClient`, and the process's life from listening to exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lockstep.config import EngineConfig
+from lockstep.errors import LockstepError
+from lockstep.launch.engine import launch_engine
+from lockstep.launch.model import load_tokenizer, resolve_model
+from lockstep.runtime.client import AsyncClient
+from lockstep.server.app import create_app
+from lockstep.server.protocol import EngineStatus
+from lockstep.server.serving import serve
+from lockstep.server.settings import ServerSettings
+
+FAILED_S = 5.0
+"""After an engine failure the server answers 503 for this long, so that probes and clients learn why, and then exits."""
+
+_log = logging.getLogger("lockstep.serve")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    access_log: bool = False
+
+
+class ServedClient(AsyncClient):
+    """`AsyncClient` with the status that the server asks for."""
+
+    def status(self) -> EngineStatus:
+        state = self.state
+        return EngineStatus(
+            alive=state.phase == "running",
+            reason="" if state.phase == "running" else str(state.failure or "the engine is closed"),
+            running=state.running,
+            waiting=state.waiting,
+            blocks_free=state.blocks_free,
+            blocks_total=state.blocks_total,
+        )
+
+
+async def run_server(config: EngineConfig, settings: ServerSettings, address: Address, *, on_listening: Callable[[str], None]) -> int:
+    """Start engine and server; returns the exit status: 0 after a stop that was asked for, 1 if the engine failed."""
+    loop = asyncio.get_running_loop()
+    stop, failed = asyncio.Event(), asyncio.Event()
+
+    def on_failure(error: LockstepError) -> None:
+        loop.call_soon_threadsafe(failed.set)
+
+    model = resolve_model(config)
+    tokenizer = load_tokenizer(config, model)
+    running = launch_engine(config, model=model, on_failure=on_failure)
+    watch = asyncio.create_task(_stop_after_failure(failed, stop))
+    try:
+        client = ServedClient(running.engine, running.factory, running.fingerprint)
+        app = create_app(client, tokenizer, settings)
+        await serve(
+            app,
+            host=address.host,
+            port=address.port,
+            uds=address.uds,
+            ssl_certfile=address.ssl_certfile,
+            ssl_keyfile=address.ssl_keyfile,
+            access_log=address.access_log,
+            shutdown_timeout_s=settings.shutdown_timeout_s,
+            stop=stop,
+            on_listening=on_listening,
+        )
+    finally:
+        watch.cancel()
+        await asyncio.to_thread(running.close)
+    return 1 if failed.is_set() else 0
+
+
+async def _stop_after_failure(failed: asyncio.Event, stop: asyncio.Event) -> None:
+    await failed.wait()
+    _log.error("the engine has failed; this server answers 503 for %g s and then exits", FAILED_S)
+    await asyncio.sleep(FAILED_S)
+    stop.set()

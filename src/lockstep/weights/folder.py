@@ -1,0 +1,104 @@
+"""A Hugging Face folder as a checkpoint: config.json and safetensors in one file or in shards. Knows files; does not know what a model computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import CheckpointError, UnsupportedError
+from lockstep.weights.mapped_file import content_hash, map_file
+from lockstep.weights.safetensors_file import SafetensorsFile, open_safetensors
+
+INDEX_NAME = "model.safetensors.index.json"
+# Beside the weights, the files that decide which tokens a request becomes.
+IDENTITY_FILES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+JSON_BYTES_MAX = 256 << 20
+
+
+class FolderCheckpoint:
+    """One folder. Opening it reads config files and safetensors headers; `read` touches the bytes of one tensor."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError for missing or damaged files, UnsupportedError for quantised folders."""
+        self.path = path
+        if not (path / "config.json").is_file():
+            loose = sorted(file.name for file in path.glob("*.gguf"))
+            hint = f"to use the GGUF file in it, name the file: {path / loose[0]}" if loose else "name the folder that holds the model's files"
+            raise CheckpointError(f"{path}: expected a config.json in the folder, found none; {hint}")
+        self.config: Mapping[str, Any] = _read_object(path / "config.json")
+        if self.config.get("quantization_config"):
+            raise UnsupportedError(
+                f"{path}: config.json has a quantization_config; use the unquantised checkpoint in F32, F16 or BF16, or a GGUF file"
+            )
+        generation = path / "generation_config.json"
+        self.generation_config: Mapping[str, Any] = _read_object(generation) if generation.is_file() else {}
+        self.tokenizer_source: Path = path
+        self._files, self._file_of = _open_shards(path)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file(name).tensors[name].shape
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """float32 in the shape of `shape(name)`; may be a read-only view of the file."""
+        return self._file(name).read(name)
+
+    def fingerprint(self) -> str:
+        """64 hex digits: a hash of every byte of weights, configs and tokenizer files, by file name; the folder's own name does not count."""
+        parts = {file.path.name: file.data for file in self._files}
+        for name in IDENTITY_FILES:
+            if (self.path / name).is_file():
+                parts[name] = map_file(self.path / name)
+        return content_hash(parts)
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._file_of:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}; the folder is incomplete or of another model: copy or download it again")
+        return self._file_of[name]
+
+
+def _open_shards(path: Path) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
+    """All safetensors files of the folder, and which of them holds each tensor."""
+    if (path / INDEX_NAME).is_file():
+        weight_map = _read_object(path / INDEX_NAME).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{path / INDEX_NAME}: expected a weight_map of tensor names to files; copy or download the file again")
+        for shard in weight_map.values():
+            if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+                raise CheckpointError(f"{path / INDEX_NAME}: {shard!r:.200} is not the name of a .safetensors file in this folder")
+        files = {shard: open_safetensors(path / shard) for shard in sorted(set(weight_map.values()))}
+        for name, shard in weight_map.items():
+            if name not in files[shard].tensors:
+                raise CheckpointError(f"{path / shard}: has no tensor {name!r}, though {INDEX_NAME} says so; copy or download the files again")
+        return list(files.values()), {name: files[shard] for name, shard in weight_map.items()}
+    whole = path / "model.safetensors"
+    candidates = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+    if len(candidates) != 1:
+        raise CheckpointError(
+            f"{path}: expected model.safetensors or {INDEX_NAME}, found {len(candidates)} other .safetensors files; download the folder again"
+        )
+    file = open_safetensors(candidates[0])
+    return [file], dict.fromkeys(file.tensors, file)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    raw = map_file(path)
+    if len(raw) > JSON_BYTES_MAX:
+        raise CheckpointError(f"{path}: has {len(raw)} bytes; at most {JSON_BYTES_MAX} were expected")
+    try:
+        value = json.loads(bytes(raw))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not JSON ({error}); copy or download the file again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: is not a JSON object; copy or download the file again")
+    return value

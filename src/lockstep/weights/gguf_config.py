@@ -1,0 +1,154 @@
+"""A GGUF file's metadata as the config.json that the same model would have. Knows keys and ranges; does not read tensors beyond rotary factors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import CheckpointError, UnsupportedError
+from lockstep.weights.gguf_file import GgufFile
+from lockstep.weights.gguf_names import ARCHITECTURES, ROPE_FACTORS, GgufArchitecture
+
+EXTENT_MAX = 1 << 24
+# GGUF does not name the settings of Llama 3's rotary scaling, only the factors that come of them; these three are the same in every release of it.
+LLAMA3_ROPE: dict[str, float] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Metadata that changes what the model computes in ways that the families we have do not know.
+UNKNOWN_SETTINGS = ("expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "logit_scale", "embedding_scale", "residual_scale")
+
+
+def architecture_of(file: GgufFile) -> GgufArchitecture:
+    """The entry of the names table for `general.architecture`. Raises UnsupportedError."""
+    name = _Fields(file, "").text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise UnsupportedError(f"{file.path}: architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """config.json in Hugging Face names. Raises CheckpointError for missing or absurd settings, UnsupportedError for those we cannot honour."""
+    architecture = architecture_of(file)
+    fields = _Fields(file, f"{file.metadata['general.architecture']}.")
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise UnsupportedError(f"{file.path}: is one of {file.metadata['split.count']} parts of a model; join them first (llama-gguf-split --merge)")
+    for key in UNKNOWN_SETTINGS:
+        if fields.get(key):
+            raise UnsupportedError(f"{file.path}: has {fields.prefix}{key} = {fields.get(key)!r}, a setting that is not supported")
+    hidden_size = fields.integer("embedding_length")
+    heads = fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", fields.integer("rope.dimension_count", hidden_size // heads))
+    if fields.integer("rope.dimension_count", head_dim) != head_dim or fields.integer("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedError(f"{file.path}: heads of {head_dim} with other sizes for rotation or values are not supported")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or embedding.shape[1:] != (hidden_size,):
+        raise CheckpointError(f"{file.path}: token_embd.weight is missing or not [vocabulary, {hidden_size}]; copy or download the file again")
+    config: dict[str, Any] = {
+        "architectures": [architecture.model_class],
+        "model_type": architecture.model_type,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": fields.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "hidden_act": "silu",
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": fields.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(file, fields, head_dim),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": fields.integer("context_length"),
+    }
+    if fields.get("attention.sliding_window"):
+        config["sliding_window"] = fields.integer("attention.sliding_window")
+    return config | _token_ids(file, bos_token_id="bos", eos_token_id="eos")
+
+
+def generation_config_of(file: GgufFile) -> dict[str, Any]:
+    """generation_config.json: the beginning, padding and all ending tokens, where the file names them."""
+    config: dict[str, Any] = _token_ids(file, bos_token_id="bos", pad_token_id="padding")
+    ends = _token_ids(file, eos="eos", eot="eot", eom="eom")
+    return config | ({"eos_token_id": list(dict.fromkeys(ends.values()))} if ends else {})
+
+
+def _token_ids(file: GgufFile, **keys: str) -> dict[str, int]:
+    """The ids among tokenizer.ggml.*_token_id that the file has; keys: our name -> the file's."""
+    found: dict[str, int] = {}
+    for name, key in keys.items():
+        value = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if value is not None:
+            if type(value) is not int or not 0 <= value < EXTENT_MAX:
+                raise CheckpointError(f"{file.path}: tokenizer.ggml.{key}_token_id is {value!r}; a token id was expected; download the file again")
+            found[name] = value
+    return found
+
+
+def _rope_scaling(file: GgufFile, fields: _Fields, head_dim: int) -> dict[str, Any] | None:
+    """`rope_scaling` of config.json, or None. Raises UnsupportedError for scaling that cannot be said in its terms."""
+    if ROPE_FACTORS in file.tensors:
+        return _llama3_scaling(file, fields, head_dim)
+    kind = fields.get("rope.scaling.type") or "none"
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": fields.number("rope.scaling.factor")}
+    if kind == "yarn":
+        original = fields.integer("rope.scaling.original_context_length")
+        return {"rope_type": "yarn", "factor": fields.number("rope.scaling.factor"), "original_max_position_embeddings": original}
+    raise UnsupportedError(f"{file.path}: {fields.prefix}rope.scaling.type {kind!r} is not supported; none, linear and yarn are")
+
+
+def _llama3_scaling(file: GgufFile, fields: _Fields, head_dim: int) -> dict[str, Any]:
+    """The settings whose factors the file holds: the largest factor is `factor`; the rest must follow from Llama 3's rule, or it is another rule."""
+    tensor = file.tensors[ROPE_FACTORS]
+    stored = tensor.number_format.widen(np.frombuffer(file.data, np.uint8, tensor.nbytes, tensor.offset))
+    factor = float(stored.max())
+    wavelengths = 2 * np.pi * fields.number("rope.freq_base", 10000.0) ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
+    smooth = np.clip((LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - smooth) / factor + smooth) if np.isfinite(factor) and factor >= 1 else np.zeros(0)
+    if stored.shape != expected.shape or not np.allclose(stored, expected, rtol=1e-4, atol=0):
+        raise UnsupportedError(f"{file.path}: the rotary factors in {ROPE_FACTORS} are not those of Llama 3's rule, the only one supported")
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3_ROPE}
+
+
+class _Fields:
+    """Typed look-ups of one architecture's keys, with ranges."""
+
+    def __init__(self, file: GgufFile, prefix: str) -> None:
+        self._file = file
+        self.prefix = prefix
+
+    def get(self, key: str) -> Any:
+        return self._file.metadata.get(self.prefix + key)
+
+    def text(self, key: str) -> str:
+        value = self.get(key)
+        if not isinstance(value, str):
+            self._fail(key, value, "a string")
+        return str(value)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        if isinstance(value, np.ndarray):
+            raise UnsupportedError(f"{self._file.path}: {self.prefix}{key} differs from layer to layer, which is not supported")
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not 1 <= value <= EXTENT_MAX:
+            self._fail(key, value, f"an integer from 1 to {EXTENT_MAX}")
+        return int(value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The shortest decimal that gives the stored float32, which is what config.json has."""
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if type(value) is not float or not np.isfinite(value) or value <= 0:
+            self._fail(key, value, "a number above 0")
+        return float(str(np.float32(value)))
+
+    def _fail(self, key: str, value: object, expected: str) -> None:
+        found = "is missing" if value is None else f"is {value!r}"
+        raise CheckpointError(f"{self._file.path}: {self.prefix}{key} {found}; {expected} was expected; copy or download the file again")

@@ -1,0 +1,83 @@
+"""A GGUF file as a checkpoint: Hugging Face names, shapes and row order. Knows the names table; does not know what a model computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import CheckpointError, UnsupportedError
+from lockstep.weights.gguf_config import architecture_of, config_of, generation_config_of
+from lockstep.weights.gguf_file import GgufTensor, open_gguf
+from lockstep.weights.gguf_names import MODEL_TENSORS, ROPE_FACTORS, GgufArchitecture
+from lockstep.weights.mapped_file import content_hash
+
+_LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
+
+
+class GgufCheckpoint:
+    """One .gguf file. Opening it reads the header; `read` touches the bytes of one tensor.
+
+    config, generation_config: as a Hugging Face folder of the same model would have them. tokenizer_source: the file's metadata.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError for a damaged file, UnsupportedError for an architecture, number format or tensor that we lack."""
+        self.path = path
+        self._file = open_gguf(path)
+        self.config: Mapping[str, Any] = config_of(self._file)
+        self.generation_config: Mapping[str, Any] = generation_config_of(self._file)
+        self.tokenizer_source: Mapping[str, Any] = self._file.metadata
+        self._architecture = architecture_of(self._file)
+        self._tensors = {self._name(tensor.name): tensor for tensor in self._file.tensors.values() if tensor.name != ROPE_FACTORS}
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """float32 in the shape of `shape(name)`; may be a read-only view of the file."""
+        tensor = self._tensor(name)
+        raw = np.frombuffer(self._file.data, np.uint8, tensor.nbytes, tensor.offset)
+        layer_name = _LAYER_NAME.fullmatch(tensor.name)
+        if layer_name is not None and layer_name[2] in self._architecture.interleaved:
+            raw = raw.reshape(tensor.shape[0], -1)[self._half_split_order(tensor)].reshape(-1)
+        return tensor.number_format.widen(raw).reshape(tensor.shape)
+
+    def fingerprint(self) -> str:
+        """64 hex digits: a hash of every byte of the file (0.1 s for 100 MB); its name does not count."""
+        return content_hash({"gguf": self._file.data})
+
+    def _tensor(self, name: str) -> GgufTensor:
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}; the file is incomplete or of another model: copy or download it again")
+        return self._tensors[name]
+
+    def _half_split_order(self, tensor: GgufTensor) -> NDArray[np.intp]:
+        """Stored row of each row in Hugging Face order. Rows 2i and 2i + 1 of a head are a rotary pair as stored, i and i + head_dim / 2 there."""
+        head_dim: int = self.config["head_dim"]
+        rows = tensor.shape[0]
+        if rows % head_dim or head_dim % 2:
+            raise CheckpointError(f"{self.path}: tensor {tensor.name!r} has {rows} rows, not whole heads of {head_dim} rows in pairs")
+        return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+
+    def _name(self, stored: str) -> str:
+        return _hugging_face_name(self.path, self._architecture, stored, self.config["num_hidden_layers"])
+
+
+def _hugging_face_name(path: Path, architecture: GgufArchitecture, stored: str, layer_count: int) -> str:
+    """Raises UnsupportedError for a tensor that the model would need and that we would not use: ignoring it would give wrong tokens."""
+    if stored in MODEL_TENSORS:
+        return MODEL_TENSORS[stored]
+    parts = _LAYER_NAME.fullmatch(stored)
+    if parts is None or parts[2] not in architecture.layer_tensors:
+        raise UnsupportedError(f"{path}: tensor {stored!r} is not known for models of type {architecture.model_type!r}")
+    if int(parts[1]) >= layer_count:
+        raise CheckpointError(f"{path}: tensor {stored!r} is beyond the {layer_count} layers that the file declares; copy or download it again")
+    return f"model.layers.{parts[1]}.{architecture.layer_tensors[parts[2]]}.{parts[3]}"

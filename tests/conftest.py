@@ -1,0 +1,1 @@
+"""Makes `rig`, which lies beside this file, importable from every test folder."""
