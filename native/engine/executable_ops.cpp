@@ -61,11 +61,12 @@ void Executable::linear(const OpCall& op, const Step& step) {
       kernels_->prepare_rows(x + begin * k, end - begin, k, static_cast<char*>(prepared_.data()) + begin * row_bytes, call.x_stride);
     });
   }
-  // An item is a panel, or a half or a group of one, by a run of rows: small enough that the threads end together.
+  // An item is a panel by a run of rows. With few panels and many threads, at rows so few that weights are all the traffic, half or a group of a
+  // panel: it balances better, but reads memory in short stretches, which costs more than some imbalance.
   const int64_t panels = (n + panel_columns - 1) / panel_columns, groups = panel_columns / lane_count;
   const int64_t runs = std::max<int64_t>(1, (rows + rows_together / 2) / rows_together);
-  const int64_t wanted = team_.size() == 1 ? 1 : team_.size() * 8;
-  const int64_t pieces = panels * runs >= wanted || rows > kernels_->rows_tile ? 1 : panels * runs * 2 >= wanted ? 2 : groups;
+  const int64_t wanted = team_.size() == 1 ? 1 : team_.size() * 3;
+  const int64_t pieces = rows > kernels_->rows_tile || panels >= wanted ? 1 : panels * 2 >= wanted ? 2 : groups;
   const int64_t tiles = (rows + kernels_->rows_tile - 1) / kernels_->rows_tile;
   team_.run(panels * pieces * runs, [&](int64_t item, int64_t) {
     const int64_t run = item % runs, piece = item / runs % pieces, panel = item / runs / pieces;

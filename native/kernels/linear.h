@@ -132,6 +132,9 @@ template <class Products>
 static void linear(const LinearCall& call, int64_t panel, int64_t row_begin, int64_t row_end, int64_t group_begin, int64_t group_end) {
   int64_t group = group_begin;
   for (; group + groups_tile <= group_end; group += groups_tile) linear_rows<Products, groups_tile>(call, panel, row_begin, row_end, group);
+  if constexpr (groups_tile > 2) {
+    for (; group + 2 <= group_end; group += 2) linear_rows<Products, 2>(call, panel, row_begin, row_end, group);
+  }
   for (; group < group_end; ++group) linear_rows<Products, 1>(call, panel, row_begin, row_end, group);
 }
 

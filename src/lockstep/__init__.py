@@ -1,6 +1,6 @@
 """Lockstep: LLM inference and serving in which the same request gets the same tokens, however the engine is deployed.
 
-    from lockstep import LLM, SamplingParams
+from lockstep import LLM, SamplingParams
 """
 
 from __future__ import annotations

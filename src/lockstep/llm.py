@@ -63,7 +63,8 @@ class RequestOutput:
 
 
 class LLM:
-    """model: a name or path, see `EngineConfig`, whose other settings are keyword arguments here. Closed by `close`, `with`, or the end of the program.
+    """model: a name or path, see `EngineConfig`, whose other settings are keyword arguments here. Closed by `close`, `with`, or the end of the
+    program.
 
     Raises CallerError before anything runs (unknown model, settings that do not fit), PeerError if a stage does not come up.
     """
@@ -208,7 +209,10 @@ class _Job:
         out.cumulative_logprob = 0.0 if out.cumulative_logprob is None else out.cumulative_logprob
         for token, entry in zip(tokens, entries, strict=True):
             out.cumulative_logprob += entry.token_logprob
-            found = {i: Logprob(p, rank, self._tokenizer.token_text(i)) for rank, (i, p) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)}
+            found = {
+                i: Logprob(p, rank, self._tokenizer.token_text(i))
+                for rank, (i, p) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+            }
             found.setdefault(token, Logprob(entry.token_logprob, None, self._tokenizer.token_text(token)))
             out.logprobs.append(found)
 
@@ -216,8 +220,8 @@ class _Job:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    listed = list(prompts)
-    return [listed] if listed and all(isinstance(item, int) for item in listed) else listed  # type: ignore[list-item]
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and all(isinstance(item, int) for item in listed) else listed
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

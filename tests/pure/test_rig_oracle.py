@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -55,7 +56,11 @@ def random_config(rng: random.Random) -> RigConfig:
     )
 
 
-@pytest.mark.parametrize("seed", range(150))
+SEEDS = int(os.environ.get("LOCKSTEP_SIM_SEEDS", "40"))
+"""How many random runs; `make sim SEEDS=...` asks for more."""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_outputs_equal_the_closed_form_and_nothing_is_left(seed: int) -> None:
     rng = random.Random(seed)
     config = random_config(rng)

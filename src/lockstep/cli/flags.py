@@ -55,7 +55,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument("model", metavar="MODEL", help="'smollm2' (the embedded default), a .gguf file, or a Hugging Face folder")
     model.add_argument("--tokenizer", help="take the tokenizer from this folder or .gguf file (default: the model's)")
-    model.add_argument("--dtype", default=d["dtype"], choices=("auto", "bfloat16", "float32"), help="of weights and KV; auto is bfloat16 (default: %(default)s)")
+    model.add_argument(
+        "--dtype", default=d["dtype"], choices=("auto", "bfloat16", "float32"), help="of weights and KV; auto is bfloat16 (default: %(default)s)"
+    )
     model.add_argument("--max-model-len", type=count, help="window in tokens, prompt and output; 8k and 1M are understood (default: the model's)")
     parallel = parser.add_argument_group("stages")
     parallel.add_argument("--pipeline-parallel-size", "-pp", type=count, default=d["pipeline_parallel_size"], help="stages (default: %(default)s)")
@@ -76,7 +78,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     scheduling = parser.add_argument_group("scheduling")
     scheduling.add_argument("--max-num-seqs", type=count, default=d["max_num_seqs"], help="most requests at once (default: %(default)s)")
-    scheduling.add_argument("--max-num-batched-tokens", type=count, default=d["max_num_batched_tokens"], help="most tokens a step (default: %(default)s)")
+    scheduling.add_argument(
+        "--max-num-batched-tokens", type=count, default=d["max_num_batched_tokens"], help="most tokens a step (default: %(default)s)"
+    )
     scheduling.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=d["async_scheduling"], help="plan ahead of results")
     scheduling.add_argument("--scheduling-policy", default=d["scheduling_policy"], choices=("fcfs", "priority"), help="(default: %(default)s)")
     scheduling.add_argument("--microbatches", type=count, help="plans that share the running requests (default: one a stage)")
@@ -100,7 +104,8 @@ def refuse_unsupported(arguments: list[str]) -> None:
 
 
 def expand_config_file(arguments: list[str]) -> list[str]:
-    """Replace `--config FILE` (YAML: flag names without dashes, and their values) by the flags it stands for, which flags given beside it override."""
+    """Replace `--config FILE` (YAML: flag names without dashes, and their values) by the flags it stands for, which flags given beside it
+    override."""
     if "--config" not in arguments:
         return arguments
     at = arguments.index("--config")

@@ -48,10 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "model"}
     with LLM(config.model, **settings) as llm:
-        if arguments.chat:
-            outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params)
-        else:
-            outputs = llm.generate(prompts, params)
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        outputs = llm.chat(chats, params) if arguments.chat else llm.generate(prompts, params)
         for output in outputs:
             print(output_json(output) if arguments.json else "\n".join(choice.text for choice in output.outputs))
     return 0

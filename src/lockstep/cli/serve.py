@@ -11,7 +11,8 @@ import sys
 
 from lockstep.cli.flags import add_engine_flags, count, engine_config
 from lockstep.errors import ConfigError
-from lockstep.launch.serving import Address, ServerSettings, run_server
+from lockstep.launch.serving import Address, run_server
+from lockstep.server.settings import ServerSettings
 
 API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
 """The one environment variable: the API key, for those who do not want it in a process list. --api-key goes before it."""

@@ -1,4 +1,5 @@
-"""`lockstep verify MODEL`: prove the promise on this machine with this model. Exit status 1 on any mismatch, or if a way to run did not do what its name says."""
+"""`lockstep verify MODEL`: prove the promise on this machine with this model. Exit status 1 on any mismatch, or if a way to run did not do what its
+name says."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from lockstep.verify.cells import full_cells, quick_cells
 from lockstep.verify.matrix import Matrix
 from lockstep.verify.report import as_json, summary
 
-VARIED = ("pipeline_parallel_size", "layer_split", "distributed_executor_backend", "max_num_batched_tokens", "num_gpu_blocks_override", "threads", "microbatches")
+VARIED = (
+    "pipeline_parallel_size",
+    "layer_split",
+    "distributed_executor_backend",
+    "max_num_batched_tokens",
+    "num_gpu_blocks_override",
+    "threads",
+    "microbatches",
+)
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

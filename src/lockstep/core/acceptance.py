@@ -25,9 +25,11 @@ def accept(
     logprobs: LogprobColumns | None = None,
     drafts: Sequence[Sequence[int]] = (),
 ) -> StepResult:
-    """sampled: int32 [S], the target's own draw at each sampled position. A draft is accepted while it equals the draw there; the draw behind the last
-    accepted draft is the row's own new token. The earliest token that stops the request or fills its cap ends it; at one token, a stop wins over the cap.
-    drafts: next drafts, one sequence a sampling row (empty: none); those of an ended request are left out. logprobs: one row a sampled position [S]."""
+    """sampled: int32 [S], the target's own draw at each sampled position. A draft is accepted while it equals the draw there; the draw behind the
+    last accepted draft is the row's own new token. The earliest token that stops the request or fills its cap ends it; at one token, a stop wins over
+    the cap.
+    drafts: next drafts, one sequence a sampling row (empty: none); those of an ended request are left out. logprobs: one row a sampled position
+    [S]."""
     accepted, finishes = [], np.zeros(len(layout.sample_row), np.int32)
     kept: list[int] = []
     stops = [frozenset(layout.stop_ids.row(i).tolist()) for i in range(len(layout.sample_row))]

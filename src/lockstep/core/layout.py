@@ -1,6 +1,7 @@
 """`BatchLayout`: every value that one step's compute may read, copied out of the table (PROTOCOL.md 8).
 
-Axes: T tokens of the step, R rows, Q rows that sample, S sampled positions (a row with d drafts samples d + 1), G KV groups, W blocks of the longest row.
+Axes: T tokens of the step, R rows, Q rows that sample, S sampled positions (a row with d drafts samples d + 1), G KV groups, W blocks of the
+longest row.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ class BatchLayout:
     token_ids, positions [T]; marks [T] what each position is; tags uint64 [T]: cumulative provenance tag up to and including that token.
     row_starts [R + 1]: row r owns tokens row_starts[r] .. row_starts[r + 1].
     block_tables: per group int32 [R, W], -1 beyond the row's last block.
-    block_tags uint64 [R, W']: expected tag at the end of each full block below start, 0 beyond. tail_tags [R]: expected tag at start - 1 where that is inside a block, else 0.
-    sample_row [Q], sample_starts [Q + 1] into S, sampling columns [S]; prompt_length, length_cap [Q]; stop_ids: one row a sampling row; side_hash [Q].
+    block_tags uint64 [R, W']: expected tag at the end of each full block below start, 0 beyond. tail_tags [R]: expected tag at start - 1 where that
+    is inside a block, else 0.
+    sample_row [Q], sample_starts [Q + 1] into S, sampling columns [S]; prompt_length, length_cap [Q]; stop_ids: one row a sampling row; side_hash
+    [Q].
     draft_ids: one row a sampling row, the drafts being verified.
     """
 

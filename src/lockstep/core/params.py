@@ -23,7 +23,8 @@ class SamplingParams:
     n: independent choices for the prompt; choice i of a seeded request samples with seed + i.
     temperature: 0 is greedy (the lowest id wins a tie); otherwise logits are divided by it.
     top_p, min_p: in (0, 1] and [0, 1]; top_k: 0 or -1 keeps all. They filter in the order min_p, top_k, top_p after the temperature.
-    seed: 0 <= seed < 2**64 (negative values are taken modulo 2**64, as numpy's int64 seeds are); None draws one from the operating system at admission.
+    seed: 0 <= seed < 2**64 (negative values are taken modulo 2**64, as numpy's int64 seeds are); None draws one from the operating system at
+    admission.
     max_tokens: most tokens to generate; None means up to the model's window.
     stop: strings that end the answer; they are not part of the text unless include_stop_str_in_output.
     stop_token_ids: token ids that end the answer; ignore_eos: the model's own end tokens do not.

@@ -42,7 +42,8 @@ class PlanBuilder:
         self._new_blocks.append((slot, group, blocks))
 
     def add_row(self, request: LiveRequest, *, count: int, start: int, samples: bool) -> None:
-        assert request.slot is not None and request.generation not in self.row_owners, (request.slot, request.generation)
+        assert request.slot is not None
+        assert request.generation not in self.row_owners, (request.slot, request.generation)
         self._rows.append((request.slot, request.generation, count, start, samples))
         self.row_owners[request.generation] = request
         self.budget_used += count

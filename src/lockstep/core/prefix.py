@@ -22,7 +22,8 @@ class PrefixHasher:
         self._block_size = block_size
 
     def extend(self, chain: list[bytes], tokens: I32, salt: bytes, block_count: int) -> None:
-        """Append to `chain` the keys of blocks len(chain) .. block_count of the request's tokens (int32, at least block_count * block_size of them)."""
+        """Append to `chain` the keys of blocks len(chain) .. block_count of the request's tokens (int32, at least block_count * block_size of
+        them)."""
         size = self._block_size
         for block in range(len(chain), block_count):
             before = chain[-1] if chain else b"salt" + salt

@@ -1,7 +1,8 @@
 """Which prefix each stage's KV holds, position by position (PROTOCOL.md 12, 13).
 
 A tag of a position is a running sum of mix64(token, position, what else shaped it) over the prefix up to and including it. A stage keeps one for
-every position of every block, set once after the last write of all its layers; before attention reads a block table, the tags there must be the request's.
+every position of every block, set once after the last write of all its layers; before attention reads a block table, the tags there must be the
+request's.
 Against faults; tenants' choice of tokens is the prefix cache's business, which uses a cryptographic chain.
 """
 
@@ -34,7 +35,8 @@ class Provenance:
         self.block_tags = np.zeros(block_count, np.uint64)
 
     def check(self, layout: BatchLayout) -> None:
-        """Compare the tags of everything that the step's attention will read from earlier steps. Raises ProvenanceError naming slot, position and both tags."""
+        """Compare the tags of everything that the step's attention will read from earlier steps. Raises ProvenanceError naming slot, position and
+        both tags."""
         if not layout.row_count:
             return
         table = layout.block_tables[self.group]

@@ -183,7 +183,9 @@ class StepPlan:
     rows: Rows = field(default_factory=Rows)
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        head = np.array([self.epoch, self.step, self.horizon, *(t.number for t in self.exports.transfers), *(t.number for t in self.unexports)], np.int64)
+        head = np.array(
+            [self.epoch, self.step, self.horizon, *(t.number for t in self.exports.transfers), *(t.number for t in self.unexports)], np.int64
+        )
         parts = (self.releases, self.admissions, self.ready, self.exports, self.new_blocks, self.rows)
         return (head, *(array for part in parts for array in part.arrays()))
 

@@ -43,8 +43,8 @@ class LiveRequest:
     """arrival: order of submission; with priority it survives preemption. tokens[:known]: prompt and accepted tokens received so far.
 
     generation, slot: of the present admission, None while waiting. admitted_known: known tokens at that admission.
-    scheduled: positions below it are in plans (the first `computed` that the log will reach). outstanding: (step, most tokens that its result can add)
-    of rows whose result has not been received. last_step: the last plan with a row of it.
+    scheduled: positions below it are in plans (the first `computed` that the log will reach). outstanding: (step, most tokens that its result can
+    add) of rows whose result has not been received. last_step: the last plan with a row of it.
     """
 
     spec: EngineRequest

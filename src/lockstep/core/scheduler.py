@@ -55,7 +55,8 @@ class Delivery:
 
 
 class Scheduler:
-    """epoch: number of the log. prefix_secret: random bytes for the keys of the prefix cache. Generations start at first_generation and are never reused."""
+    """epoch: number of the log. prefix_secret: random bytes for the keys of the prefix cache. Generations start at first_generation and are never
+    reused."""
 
     def __init__(self, config: SchedulerConfig, *, prefix_secret: bytes, epoch: int = 0, first_generation: int = 0) -> None:
         self.config = config
@@ -218,7 +219,8 @@ class Scheduler:
         return elder.slot is None or elder.prefilling or (len(elder.outstanding) == 1 and elder.last_step == build.step)
 
     def _find_hits(self, request: LiveRequest) -> list[list[int]]:
-        """Per KV group the blocks of the longest cached prefix: whole blocks below known - 1, so that no row is empty and no row writes a shared block."""
+        """Per KV group the blocks of the longest cached prefix: whole blocks below known - 1, so that no row is empty and no row writes a shared
+        block."""
         if not self.config.prefix_caching or request.spec.needs_prompt_logprobs:
             return [[] for _ in self.pools]
         count = (request.known - 1) // self.config.block_size
@@ -277,7 +279,8 @@ class Scheduler:
         return None if build.has_row(last) or self._rank(last) <= self._rank(request) else last
 
     def _preempt(self, request: LiveRequest, build: PlanBuilder) -> None:
-        """Out of its slot and back in the queue at its old rank, with every token that is known. What is in flight for it will be dropped; it comes again."""
+        """Out of its slot and back in the queue at its old rank, with every token that is known. What is in flight for it will be dropped; it comes
+        again."""
         self.stats.preemptions += 1
         if request.prefilling:
             self.stats.preemptions_in_prefill += 1
@@ -360,7 +363,9 @@ class Scheduler:
         step, most = request.outstanding.popleft()
         tokens = result.tokens.row(row)
         if step != result.step or not 0 < len(tokens) <= most:
-            raise LogError(f"request {request.spec.request_id!r} waits for step {step} with at most {most} tokens; step {result.step} brought {len(tokens)}")
+            raise LogError(
+                f"request {request.spec.request_id!r} waits for step {step} with at most {most} tokens; step {result.step} brought {len(tokens)}"
+            )
         request.tokens[request.known : request.known + len(tokens)] = tokens
         index = request.known - request.prompt_length
         request.known += len(tokens)

@@ -76,7 +76,9 @@ class SlotTable:
         c = self.columns
         live = np.flatnonzero(c["generation"][result.slots] == result.generations)
         slots = result.slots[live]
-        self._expect(bool((c["pending"][slots] == result.step).all()), f"result of step {result.step} has rows for slots that do not wait for it: {slots}")
+        self._expect(
+            bool((c["pending"][slots] == result.step).all()), f"result of step {result.step} has rows for slots that do not wait for it: {slots}"
+        )
         counts = result.tokens.lengths()[live]
         self._expect(bool((counts > 0).all()), f"result of step {result.step} has a row without a token")
         known = c["known"][slots]
@@ -147,14 +149,19 @@ class SlotTable:
         self.block_counts[:, slots] = 0
         salts = self.columns["kv_salt"][slots]
         for i, slot in enumerate(slots):
-            self._write_tokens(int(slot), admissions.tokens.row(i), admissions.marks[admissions.tokens.starts[i] : admissions.tokens.starts[i + 1]], salts[i])
+            self._write_tokens(
+                int(slot), admissions.tokens.row(i), admissions.marks[admissions.tokens.starts[i] : admissions.tokens.starts[i + 1]], salts[i : i + 1]
+            )
             self.sides[slot] = admissions.sides[i]
         lengths = admissions.tokens.lengths()
         computed, known, cap = (self.columns[name][slots] for name in ("computed", "known", "length_cap"))
         self._expect(bool((known == lengths).all()), f"admission says {known} known tokens and brings {lengths}")
-        self._expect(bool(((computed >= 0) & (computed < known) & (known < cap)).all()), f"admission wants 0 <= computed < known < cap: {computed}, {known}, {cap}")
+        self._expect(
+            bool(((computed >= 0) & (computed < known) & (known < cap)).all()),
+            f"admission wants 0 <= computed < known < cap: {computed}, {known}, {cap}",
+        )
 
-    def _write_tokens(self, slot: int, tokens: I32, marks: NDArray[np.uint8], salt: np.uint64) -> None:
+    def _write_tokens(self, slot: int, tokens: I32, marks: NDArray[np.uint8], salt: U64) -> None:
         """The whole row from one record: what lies behind the known tokens is void, and no draft of a former owner is left."""
         count = len(tokens)
         self.tokens[slot, :count] = tokens
@@ -168,7 +175,10 @@ class SlotTable:
         c, slots = self.columns, ready.slots
         right = (c["generation"][slots] == ready.generations) & (c["importing"][slots] == 1)
         self._expect(bool(right.all()), f"ready record for slots that import nothing: {slots}")
-        self._expect(bool(((ready.computed >= 0) & (ready.computed < c["known"][slots])).all()), f"ready record with computed {ready.computed}, known {c['known'][slots]}")
+        self._expect(
+            bool(((ready.computed >= 0) & (ready.computed < c["known"][slots])).all()),
+            f"ready record with computed {ready.computed}, known {c['known'][slots]}",
+        )
         c["computed"][slots] = ready.computed
         c["importing"][slots] = 0
 
@@ -177,7 +187,9 @@ class SlotTable:
             self._expect(self.columns["generation"][slot] != FREE, f"new blocks for slot {slot}, which is free")
             blocks = new.blocks.row(i)
             have = int(self.block_counts[group, slot])
-            self._expect(have + len(blocks) <= self.shape.blocks_max, f"slot {slot} gets {have + len(blocks)} blocks, at most {self.shape.blocks_max} fit")
+            self._expect(
+                have + len(blocks) <= self.shape.blocks_max, f"slot {slot} gets {have + len(blocks)} blocks, at most {self.shape.blocks_max} fit"
+            )
             self.blocks[group, slot, have : have + len(blocks)] = blocks
             self.block_counts[group, slot] = have + len(blocks)
 
@@ -186,10 +198,16 @@ class SlotTable:
     def resolve(self, plan: StepPlan) -> BatchLayout:
         """What the plan's rows mean in this table, a function of (table, plan). Rows of finished requests resolve to nothing."""
         c, rows = self.columns, plan.rows
-        self._expect(bool((c["generation"][rows.slots] == rows.generations).all()), f"plan {plan.step} has rows for slots {rows.slots} in generations {rows.generations}")
+        self._expect(
+            bool((c["generation"][rows.slots] == rows.generations).all()),
+            f"plan {plan.step} has rows for slots {rows.slots} in generations {rows.generations}",
+        )
         live = np.flatnonzero(c["finished"][rows.slots] == 0)
         slot, budget = rows.slots[live], rows.counts[live]
-        self._expect(bool((c["pending"][slot] < 0).all()), f"plan {plan.step} has a row on a slot whose result is outstanding: {slot}, pending {c['pending'][slot]}")
+        self._expect(
+            bool((c["pending"][slot] < 0).all()),
+            f"plan {plan.step} has a row on a slot whose result is outstanding: {slot}, pending {c['pending'][slot]}",
+        )
         self._expect(bool((c["importing"][slot] == 0).all()), f"plan {plan.step} has a row on a slot that is importing: {slot}")
         start, known = c["computed"][slot], c["known"][slot]
         count = np.minimum(budget, known + c["draft_count"][slot] - start)
@@ -197,7 +215,9 @@ class SlotTable:
         self._expect(bool((count > 0).all()), f"plan {plan.step} has rows without a token: slots {slot}, counts {count}")
         assumed = rows.starts[live]
         self._expect(bool(((assumed < 0) | (assumed == start)).all()), f"plan {plan.step} assumed starts {assumed}, the table has {start}")
-        self._expect(bool((rows.samples[live] == samples).all()), f"plan {plan.step} assumed samples {rows.samples[live]}, the table has {samples.astype(int)}")
+        self._expect(
+            bool((rows.samples[live] == samples).all()), f"plan {plan.step} assumed samples {rows.samples[live]}, the table has {samples.astype(int)}"
+        )
         return self._layout(plan.step, slot, start, count, known, np.flatnonzero(samples).astype(np.int32))
 
     def _layout(self, step: int, slot: I32, start: I32, count: I32, known: I32, sample_row: I32) -> BatchLayout:
@@ -266,7 +286,10 @@ class SlotTable:
 
     def _block_table(self, group: int, slot: I32, end: I32) -> I32:
         used = -(-end // self.shape.block_size)
-        self._expect(bool((used <= self.block_counts[group, slot]).all()), f"rows of slots {slot} end at {end} and have {self.block_counts[group, slot]} blocks")
+        self._expect(
+            bool((used <= self.block_counts[group, slot]).all()),
+            f"rows of slots {slot} end at {end} and have {self.block_counts[group, slot]} blocks",
+        )
         width = int(used.max(initial=0))
         return np.where(np.arange(width) < used[:, None], self.blocks[group, slot, :width], np.int32(-1))
 

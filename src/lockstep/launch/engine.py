@@ -61,7 +61,11 @@ def launch_engine(
         weights = weights or PackedWeights(make_backend(config), model)
         cluster, block_counts = _launch_local(config, model, weights)
         identity = fingerprint(model, weights.backend)
-    driver = Driver(Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)), SlotTable(table_shape(config, model)), config.pipeline_parallel_size)
+    driver = Driver(
+        Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)),
+        SlotTable(table_shape(config, model)),
+        config.pipeline_parallel_size,
+    )
     blocks, size = block_counts[0], config.block_size
     _log.info("%s: KV pool of %d blocks of %d tokens (%d tokens), %s", identity, blocks, size, blocks * size, cluster.describe())
     limits = RequestLimits(window=model.window, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids)

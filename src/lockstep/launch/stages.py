@@ -37,7 +37,7 @@ def make_backend(config: EngineConfig) -> Backend:
 
         return NativeBackend(instruction_set=config.instruction_set)
     try:
-        from lockstep.backends.reference import ReferenceBackend
+        from lockstep.backends.reference.backend import ReferenceBackend
     except ImportError:
         raise UnsupportedError("the reference backend needs torch, which is not installed; run: pip install 'lockstep-llm[torch]'") from None
     return ReferenceBackend()
@@ -152,7 +152,7 @@ def choose_block_count(config: EngineConfig, model: ResolvedModel, hellos: Seque
     if count < needed:
         raise ConfigError(
             f"one request of max_model_len {model.window} tokens needs {needed} blocks of {config.block_size}, the KV pool has {count} "
-            f"(stage {tightest.stage}: {tightest.kv_bytes_max} bytes, {tightest.kv_block_bytes} a block); raise kv_cache_memory_bytes or num_gpu_blocks_override, "
-            f"or lower max_model_len to {count * config.block_size}"
+            f"(stage {tightest.stage}: {tightest.kv_bytes_max} bytes, {tightest.kv_block_bytes} a block); raise kv_cache_memory_bytes or "
+            f"num_gpu_blocks_override, or lower max_model_len to {count * config.block_size}"
         )
     return (count,)

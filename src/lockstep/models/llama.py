@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.models.rope import inverse_frequencies
 from lockstep.models.spec import ModelSpec
-from lockstep.ops.program import Op, Program, ProgramBuilder
+from lockstep.ops.program import Program, ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def _ffn(builder: ProgramBuilder, spec: ModelSpec, layer: int) -> None:
     gate_up = builder.buffer("gate_up", "T", 2 * spec.ffn_size)
     activated = builder.buffer("activated", "T", spec.ffn_size)
     _linear(builder, normed, gate_up, f"layers.{layer}.ffn.gate_up", (2 * spec.ffn_size, spec.hidden_size), bias=spec.mlp_bias, accumulate=False)
-    _gate(builder, gate_up, activated)
+    builder.call("gated_activation", (gate_up,), (activated,), kind="silu")
     _linear(builder, activated, "hidden", f"layers.{layer}.ffn.down", (spec.hidden_size, spec.ffn_size), bias=spec.mlp_bias, accumulate=True)
 
 
@@ -128,11 +128,6 @@ def _head(builder: ProgramBuilder, spec: ModelSpec) -> None:
     matrix = "embedding" if spec.tie_embeddings else "head"
     _linear(builder, normed, logits, matrix, (spec.vocab_size, spec.hidden_size), bias=False, accumulate=False)
     builder.call("sample", (logits,))
-
-
-def _gate(builder: ProgramBuilder, gate_up: str, activated: str) -> None:
-    """`ProgramBuilder.call` cannot take the attribute "kind" as a keyword, since its own first parameter has that name."""
-    builder._ops.append(Op(kind="gated_activation", inputs=(gate_up,), outputs=(activated,), attributes={"kind": "silu"}))
 
 
 def _normed(builder: ProgramBuilder, spec: ModelSpec, gain: str) -> str:

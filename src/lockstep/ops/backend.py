@@ -41,7 +41,8 @@ class Executable(Protocol):
     """One stage's program with its own KV cache and work buffers. Not thread-safe: one step at a time."""
 
     def run(self, inputs: StepInputs, activations: Mapping[str, F32], outputs: Mapping[str, F32]) -> SampleOutputs | None:
-        """Run one step. activations: the program's inputs, C-contiguous float32 [T, width]. outputs: the program's outputs, same form, written in place.
+        """Run one step. activations: the program's inputs, C-contiguous float32 [T, width]. outputs: the program's outputs, same form, written in
+        place.
         Returns samples if the program samples, else None. Checks ids, block tables and offsets before it touches memory: InternalError."""
         ...
 
@@ -56,7 +57,8 @@ class Executable(Protocol):
 
 
 class Backend(Protocol):
-    """name: 'native', 'reference', ... numerics: names everything that decides the bits (instruction set, kernel version); part of the fingerprint."""
+    """name: 'native', 'reference', ... numerics: names everything that decides the bits (instruction set, kernel version); part of the
+    fingerprint."""
 
     name: str
     numerics: str

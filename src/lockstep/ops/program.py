@@ -123,6 +123,7 @@ class ProgramBuilder:
     def call(
         self,
         kind: str,
+        /,
         inputs: tuple[str, ...] = (),
         outputs: tuple[str, ...] = (),
         weights: tuple[str, ...] = (),

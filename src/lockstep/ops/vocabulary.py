@@ -51,17 +51,21 @@ OPS: dict[str, OpSpec] = {
         ("q",),
         ("inverse_frequencies",),
         ("kv_layer", "heads", "kv_heads", "head_dim"),
-        "qkv[T, (heads + 2 * kv_heads) * head_dim] holds queries, keys, values one after the other. Queries and keys are rotated by their token's position, "
+        "qkv[T, (heads + 2 * kv_heads) * head_dim] holds queries, keys, values one after the other. Queries and keys are rotated by their "
+        "token's position, "
         "half-split pairs (i, i + head_dim / 2): angle = position * inverse_frequencies[i] (float32 product, i in [0, head_dim / 2)); "
-        "(a, b) -> (a cos - b sin, b cos + a sin). Rotated queries go to q[T, heads * head_dim]; rotated keys and plain values are rounded to the KV dtype "
-        "and written at the token's position through its row's block table. inverse_frequencies is a vector weight computed by the model, not read from a file.",
+        "(a, b) -> (a cos - b sin, b cos + a sin). Rotated queries go to q[T, heads * head_dim]; rotated keys and plain values are rounded "
+        "to the KV dtype "
+        "and written at the token's position through its row's block table. inverse_frequencies is a vector weight computed by the model, "
+        "not read from a file.",
     ),
     "paged_attention": OpSpec(
         ("q",),
         ("y",),
         (),
         ("kv_layer", "heads", "kv_heads", "head_dim", "scale"),
-        "Causal attention with grouped heads (query head h reads KV head h // (heads / kv_heads)): for a token at position p, over positions 0..p of its row, "
+        "Causal attention with grouped heads (query head h reads KV head h // (heads / kv_heads)): for a token at position p, over "
+        "positions 0..p of its row, "
         "y = softmax(scale * q . k) @ v, everything in float32 on KV widened from its dtype. Keys are walked in tiles at fixed absolute positions, "
         "the same whatever the chunk, batch, block size or thread count.",
     ),
@@ -85,10 +89,13 @@ OPS: dict[str, OpSpec] = {
         (),
         (),
         "For each of the S positions chooses a token from logits[S, V] by the step's sampling columns, see `step.StepInputs`; "
-        "writes the step's outputs. temperature 0: the largest logit, lowest id on a tie. Otherwise l = logits / temperature (one float32 multiplication by the float32 reciprocal); "
-        "p = softmax(l); keep ids with p >= min_p * max(p); of these the top_k largest l; of these, in descending order of l (ties: lower id first), the shortest prefix "
+        "writes the step's outputs. temperature 0: the largest logit, lowest id on a tie. Otherwise l = logits / temperature (one float32 "
+        "multiplication by the float32 reciprocal); "
+        "p = softmax(l); keep ids with p >= min_p * max(p); of these the top_k largest l; of these, in descending order of l (ties: lower "
+        "id first), the shortest prefix "
         "whose probability, renormalised over what top_k kept, reaches top_p; then argmax over kept ids of l + gumbel(seed, position, id). "
-        "gumbel = -log(-log(u)), u = ((x >> 8) + 0.5) * 2**-24 (24 bits, so that u stays inside (0, 1) in float32) with x the first word of Philox4x32-10, "
+        "gumbel = -log(-log(u)), u = ((x >> 8) + 0.5) * 2**-24 computed exactly (it needs 25 bits: in float32 the largest would round to "
+        "1) with x the first word of Philox4x32-10, "
         "key (seed low, seed high), counter (position, id, stream 0, 0). "
         "logprobs: log_softmax of the raw logits at the chosen token and, best first, at the top ids.",
     ),

@@ -14,8 +14,8 @@ from lockstep.core.digest import Digest
 from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
 from lockstep.core.records import LogprobColumns, StepPlan, StepResult
 from lockstep.core.request import EngineRequest, LiveRequest
-from lockstep.core.schema import FINISH_STOP
 from lockstep.core.scheduler import Delivery, Scheduler
+from lockstep.core.schema import FINISH_STOP
 from lockstep.core.table import SlotTable
 from lockstep.errors import DivergenceError
 from lockstep.runtime.replay import Replica

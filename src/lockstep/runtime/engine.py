@@ -53,7 +53,9 @@ class _Abort:
 class Engine:
     """queue_max: most requests that may wait for a slot; further ones are refused with CapacityError."""
 
-    def __init__(self, driver: Driver, cluster: Cluster, *, queue_max: int = 100_000, on_failure: Callable[[LockstepError], None] | None = None) -> None:
+    def __init__(
+        self, driver: Driver, cluster: Cluster, *, queue_max: int = 100_000, on_failure: Callable[[LockstepError], None] | None = None
+    ) -> None:
         self._driver = driver
         self._cluster = cluster
         self._queue_max = queue_max
@@ -191,7 +193,9 @@ class Engine:
                 if isinstance(command, _Submit):
                     self._sinks[command.request.request_id] = (command.sink, 0)
             self._commands.clear()
-        self._dispatch([TokenEvent(request_id=request_id, index=index, finish_reason=reason, error=error) for request_id, (_, index) in self._sinks.items()])
+        self._dispatch(
+            [TokenEvent(request_id=request_id, index=index, finish_reason=reason, error=error) for request_id, (_, index) in self._sinks.items()]
+        )
 
 
 def _as_unavailable(error: LockstepError) -> LockstepError:

@@ -15,6 +15,9 @@ from lockstep.core.records import Side
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InvalidRequestError
 
+TEMPERATURE_LEAST = 1e-5
+"""Below it a request is greedy, as in vLLM: dividing by less would leave the range of float32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
@@ -58,12 +61,14 @@ class RequestFactory:
         priority: int = 0,
     ) -> EngineRequest:
         """Choice `choice` of a request; choices of one request share a prompt, and later ones follow the first into its blocks.
-        Raises InvalidRequestError naming the parameter: empty prompt, ids outside the vocabulary, prompt or output over the window (both numbers named)."""
+        Raises InvalidRequestError naming the parameter: empty prompt, ids outside the vocabulary, prompt or output over the window (both numbers
+        named)."""
         prompt = self._checked_prompt(prompt_token_ids)
         window = self.limits.window
         if len(prompt) >= window:
             raise InvalidRequestError(
-                f"the prompt has {len(prompt)} tokens and the model's window is {window}, output included; shorten the prompt to at most {window - 1} tokens",
+                f"the prompt has {len(prompt)} tokens and the model's window is {window}, output included; "
+                f"shorten the prompt to at most {window - 1} tokens",
                 param="prompt",
             )
         most = window - len(prompt)
@@ -84,7 +89,7 @@ class RequestFactory:
             prompt=prompt,
             length_cap=len(prompt) + max_tokens,
             seed=(self._draw_seed() if params.seed is None else params.seed) % SEED_LIMIT,
-            temperature=params.temperature,
+            temperature=params.temperature if params.temperature >= TEMPERATURE_LEAST else 0.0,
             top_k=max(0, params.top_k),
             top_p=params.top_p,
             min_p=params.min_p,

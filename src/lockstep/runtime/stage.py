@@ -138,7 +138,8 @@ class Stage:
         if len(received.digests) != self.index or (received.digests != own).any():
             found = ", ".join(f"stage {i}: {int(d):#018x}" for i, d in enumerate(received.digests))
             raise DivergenceError(
-                f"step {layout.step}: replicas of the log disagree; stage {self.index}: {int(own[0]):#018x}, {found}. The step is not computed", step=layout.step
+                f"step {layout.step}: replicas of the log disagree; stage {self.index}: {int(own[0]):#018x}, {found}. The step is not computed",
+                step=layout.step,
             )
         return np.concatenate([received.digests, own])
 

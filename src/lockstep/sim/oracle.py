@@ -1,13 +1,15 @@
 """A model made of hashes, in which wrong state is visible: any stale block, wrong position, lost or foreign token changes every later token.
 
-Each layer's KV at a position holds a hash of the prefix that it was computed from. Attention reads positions 0..p back through the block table and sums
-their hashes; the next token is a hash of the last layer's sum and of every sampling column. `closed_form` gives the same tokens from the
+Each layer's KV at a position holds a hash of the prefix that it was computed from. Attention reads positions 0..p back through the block table and
+sums their hashes; the next token is a hash of the last layer's sum and of every sampling column. `closed_form` gives the same tokens from the
 token list alone: no blocks, no chunks, no batch, no stages.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,15 +30,25 @@ def _key(layer: int, hidden: U64, positions: I32) -> U64:
     return mix64_array(hidden ^ mix64_array(positions.astype(np.uint64) + np.uint64(mix64(layer + 1))))
 
 
-def _draw(hidden: int, position: int, seed: int, temperature: float, top_k: int, top_p: float, min_p: float, vocabulary: int) -> int:
-    """The next token: greedy rows look at the hidden value alone, others at their seed and filters too."""
-    if temperature == 0.0:
-        return mix64(hidden) % vocabulary
-    filters = np.array([temperature, top_p, min_p], np.float32).view(np.uint32).tolist()
-    value = mix64(hidden ^ mix64(seed + position))
-    for part in (*filters, top_k & 0xFFFFFFFF):
-        value = mix64(value + part)
-    return value % vocabulary
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filters:
+    """A request's sampling columns, as float32 bits where they are fractions."""
+
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+    def draw(self, hidden: int, position: int, vocabulary: int) -> int:
+        """The next token: greedy rows look at the hidden value alone, others at their seed and filters too."""
+        if self.temperature == 0.0:
+            return mix64(hidden) % vocabulary
+        fractions = np.array([self.temperature, self.top_p, self.min_p], np.float32).view(np.uint32).tolist()
+        value = mix64(hidden ^ mix64(self.seed + position))
+        for part in (*fractions, self.top_k):
+            value = mix64(value + part)
+        return value % vocabulary
 
 
 class OracleExecutor:
@@ -61,9 +73,13 @@ class OracleExecutor:
         if not self._last:
             return {"hidden": hidden.view(np.float32).reshape(-1, 2)}
         s = layout.sampling
-        columns = (s.position, s.seed, s.temperature, s.top_k, s.top_p, s.min_p)
         picked = hidden[s.index].tolist()
-        drawn = [_draw(h, *values, self._vocabulary) for h, values in zip(picked, zip(*(c.tolist() for c in columns), strict=True), strict=True)]
+        drawn = [
+            _Filters(
+                seed=int(s.seed[i]), temperature=float(s.temperature[i]), top_k=int(s.top_k[i]), top_p=float(s.top_p[i]), min_p=float(s.min_p[i])
+            ).draw(picked[i], int(s.position[i]), self._vocabulary)
+            for i in range(len(picked))
+        ]
         return Sampled(tokens=np.array(drawn, np.int32))
 
     def _attend(self, kv: U64, layout: BatchLayout, row: I32) -> U64:
@@ -79,6 +95,7 @@ class OracleExecutor:
 def closed_form(request: EngineRequest, *, layer_count: int, vocabulary: int) -> list[int]:
     """The output tokens of a request, stops and length cap applied, from its tokens alone. Shares no state logic with the engine."""
     tokens = list(request.prompt.tolist())
+    filters = _Filters(seed=request.seed, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p)
     sums = [0] * layer_count
     hidden = 0
     mask = (1 << 64) - 1
@@ -93,13 +110,12 @@ def closed_form(request: EngineRequest, *, layer_count: int, vocabulary: int) ->
                 word = mix64((word + sums[layer]) & mask)
             hidden = word
             position += 1
-        r = request
-        token = _draw(hidden, position, r.seed, *(float(np.float32(x)) for x in (r.temperature,)), r.top_k, r.top_p, r.min_p, vocabulary)
+        token = filters.draw(hidden, position, vocabulary)
         tokens.append(token)
-        if token in r.side.stop_ids or len(tokens) == r.length_cap:
+        if token in request.side.stop_ids or len(tokens) == request.length_cap:
             return tokens[len(request.prompt) :]
 
 
 def split_evenly(layer_count: int, stage_count: int) -> Sequence[range]:
     bounds = [layer_count * i // stage_count for i in range(stage_count + 1)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]

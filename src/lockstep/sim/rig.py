@@ -21,6 +21,9 @@ LAYER_COUNT = 6
 MakeTable = Callable[[TableShape, int], SlotTable]
 """(shape, replica) -> table; replica is a stage's index, or -1 for the driver. Mutants come in here."""
 
+MakeStage = Callable[..., Stage]
+"""`Stage`'s own signature. Mutants of what a stage sends and waits for come in here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RigConfig:
@@ -34,9 +37,10 @@ class RigConfig:
     microbatch_count: int | None = None
     prefix_caching: bool = True
     priorities: bool = False
+    drafts_max: int = 0
 
 
-def _plain_table(shape: TableShape, _replica: int) -> SlotTable:
+def plain_table(shape: TableShape, _replica: int) -> SlotTable:
     return SlotTable(shape, poison=True)
 
 
@@ -49,9 +53,11 @@ class Output:
 class Rig:
     """outputs: per request id what a client would have seen."""
 
-    def __init__(self, config: RigConfig, *, make_table: MakeTable = _plain_table, executors: Sequence[Executor] | None = None) -> None:
+    def __init__(
+        self, config: RigConfig, *, make_table: MakeTable = plain_table, make_stage: MakeStage = Stage, executors: Sequence[Executor] | None = None
+    ) -> None:
         c = config
-        shape = TableShape(slot_count=c.slot_count, length_max=c.length_max, block_size=c.block_size)
+        shape = TableShape(slot_count=c.slot_count, length_max=c.length_max, block_size=c.block_size, drafts_max=c.drafts_max)
         scheduler = Scheduler(
             SchedulerConfig(
                 slot_count=c.slot_count,
@@ -62,6 +68,7 @@ class Rig:
                 block_counts=(c.block_count,),
                 prefix_caching=c.prefix_caching,
                 priorities=c.priorities,
+                drafts_max=c.drafts_max,
             ),
             prefix_secret=b"rig",
         )
@@ -70,7 +77,7 @@ class Rig:
         executors = executors or oracle_executors(config)
         self.cluster = LocalCluster(
             [
-                Stage(
+                make_stage(
                     index=i,
                     count=c.stage_count,
                     epoch=0,
@@ -110,7 +117,8 @@ class Rig:
 
     def _note(self, event: TokenEvent) -> None:
         output = self.outputs[event.request_id]
-        assert output.finish is None and event.index == len(output.tokens), (event, output)
+        assert output.finish is None, (event, output)
+        assert event.index == len(output.tokens), (event, output)
         output.tokens.extend(event.token_ids)
         output.finish = event.finish_reason
 

@@ -1,4 +1,5 @@
-"""`lockstep verify`: runs one set of requests in many ways on the user's own model and machine, and compares tokens and log probabilities bit for bit.
+"""`lockstep verify`: runs one set of requests in many ways on the user's own model and machine, and compares tokens and log probabilities bit for
+bit.
 
 cells      the ways to run, as a covering array
 workload   the requests, and the proof that they would notice

@@ -80,7 +80,8 @@ def full_cells(seed: int = 0) -> list[Cell]:
 def quick_cells(seed: int = 0) -> list[Cell]:
     """QUICK_CELLS cells that cover as many pairs as they can, the first QUICK_PROCESS_CELLS possible stage counts in processes."""
     rng = random.Random(seed)
-    missing, cells = {a for a in required() if len(a) == 2}, list[Cell]()
+    missing: set[Assignment] = {a for a in required() if len(a) == 2}
+    cells: list[Cell] = []
     while len(cells) < QUICK_CELLS:
         cell = _best_of(rng, missing)
         missing -= covered(cell, missing)
@@ -108,7 +109,9 @@ def _with_processes(cells: list[Cell], pairs: Sequence[tuple[str, str]], *, exac
     Where no cell of the pair is fit (quick), one is changed to that pair."""
     cells = list(cells)
     for stages, asynchronous in pairs:
-        fit = [i for i, c in enumerate(cells) if c["preemption"] == "none" and not c.processes and (c["stages"], c["async"]) == (stages, asynchronous)]
+        fit = [
+            i for i, c in enumerate(cells) if c["preemption"] == "none" and not c.processes and (c["stages"], c["async"]) == (stages, asynchronous)
+        ]
         if not fit and exact:
             settings = {**cells[0].settings, "stages": stages, "async": asynchronous, "preemption": "none"}
             cells.append(Cell(settings=settings, processes=True))

@@ -1,46 +1,75 @@
-"""A run on known tokens: the real scheduler, driver and script, with a play-back of the plain answers in the stages' place.
+"""A run on known tokens: the real scheduler and script, with a play-back of the plain answers in the stages' place.
 
-It takes a fraction of a second, so it can try pool sizes until one makes a cell do what its name says.
+It takes milliseconds, so it can try pool sizes until one makes a cell do what its name says.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from lockstep.config import EngineConfig
+from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import EngineRequest
-from lockstep.core.scheduler import Scheduler
+from lockstep.core.scheduler import Delivery, Scheduler
 from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
-from lockstep.core.stats import SchedulerStats
-from lockstep.core.table import SlotTable, TableShape
 from lockstep.core.types import ceil_div
 from lockstep.launch.engine import scheduler_config
-from lockstep.runtime.driver import Driver
-from lockstep.runtime.engine import Engine
-
-TRIES_MAX = 24
+from lockstep.runtime.engine import Sink
 
 
-class PlaybackCluster:
-    """Answers one plan a poll, the oldest first, as `LocalCluster` does. tokens_of: by seed (unique a request) the prompt's length and the answer's
-    tokens; a request that is not in it gets token 0 up to its cap."""
+class DryEngine:
+    """`Engine` without thread, driver or stages: the outermost `submit_all` runs until nothing is left. As with `LocalCluster`, results come one at a
+    time, the oldest plan's first. tokens_of: by seed (unique a request) the prompt's length and the answer's tokens; a request that is not in it gets
+    token 0 up to its cap."""
 
-    def __init__(self, tokens_of: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+    def __init__(self, scheduler: Scheduler, tokens_of: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        self.scheduler = scheduler
         self._tokens_of = tokens_of
+        self._sinks: dict[str, Sink] = {}
         self._plans: deque[StepPlan] = deque()
+        self._commands: deque[tuple[EngineRequest, Sink] | str] = deque()
         self._known: dict[int, tuple[int, int, int]] = {}
+        self._running = False
 
-    def send(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
+    def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
+        self._commands.extend((request, sink) for request in requests)
+        if self._running:
+            return
+        self._running = True
+        while self._commands or self.scheduler.has_work or self._plans:
+            self._turn()
+        self._running = False
 
-    def poll(self, timeout_s: float) -> list[StepResult]:
-        return [self._answer(self._plans.popleft())] if self._plans else []
+    def abort(self, request_id: str) -> None:
+        self._commands.append(request_id)
+
+    def _turn(self) -> None:
+        commands, self._commands = self._commands, deque()
+        aborted = []
+        for command in commands:
+            if isinstance(command, str):
+                request = self.scheduler.abort(command)
+                if request is not None:
+                    aborted.append(TokenEvent(request_id=command, index=request.delivered, finish_reason=FinishReason.ABORT))
+            else:
+                self._sinks[command[0].request_id] = command[1]
+                self.scheduler.submit(command[0])
+        while (plan := self.scheduler.plan()) is not None:
+            self._plans.append(plan)
+        self._dispatch(aborted)
+        if self._plans:
+            self._dispatch([_event(delivery) for delivery in self.scheduler.receive(self._answer(self._plans.popleft()))])
+
+    def _dispatch(self, events: list[TokenEvent]) -> None:
+        if events:
+            self._sinks[events[0].request_id](events)
 
     def _answer(self, plan: StepPlan) -> StepResult:
         """_known: by generation (seed, known tokens, cap); gone once a request has ended, so that its later rows resolve to nothing."""
@@ -71,21 +100,14 @@ class PlaybackCluster:
             self._known[generation] = (seed, known + 1, cap)
         return token, finish
 
-    def wake(self) -> None:
-        """Nothing to do: `poll` never waits."""
 
-    def describe(self) -> dict[str, object]:
-        return {"transport": "play-back"}
-
-    def close(self) -> None:
-        self._plans.clear()
+def _event(delivery: Delivery) -> TokenEvent:
+    request_id = delivery.request.spec.request_id
+    return TokenEvent(request_id=request_id, index=delivery.index, token_ids=delivery.tokens, finish_reason=delivery.finish)
 
 
-def dry_engine(config: EngineConfig, window: int, block_count: int, tokens_of: Mapping[int, tuple[int, Sequence[int]]]) -> Engine:
-    """The engine that `launch_engine` would build for this config in one process, on play-back. No rank takes part, so no digest is compared."""
-    scheduler = Scheduler(scheduler_config(config, (block_count,)), prefix_secret=b"dry run")
-    shape = TableShape(slot_count=config.max_num_seqs, length_max=window, block_size=config.block_size)
-    return Engine(Driver(scheduler, SlotTable(shape), 0), PlaybackCluster(tokens_of))
+BLOCK_SIZES = (4, 2, 8)
+MICROBATCHES_MORE = (0, 1, 2)
 
 
 def choose_pool(
@@ -93,22 +115,28 @@ def choose_pool(
     window: int,
     requests: Sequence[EngineRequest],
     tokens_of: Mapping[int, tuple[int, Sequence[int]]],
-    run: Callable[[Engine], None],
-    missed: Callable[[SchedulerStats], Sequence[str]],
+    misses: Callable[[DryEngine], int],
 ) -> EngineConfig:
-    """The config with the largest tried pool on which a dry run misses no counter; or, if none does, that which misses fewest (the cell will say so)."""
-    size = config.block_size
-    least = ceil_div(window, size)
-    most = sum(ceil_div(request.length_cap, size) for request in requests)
-    best: tuple[int, int] | None = None
-    for count in sorted({least + (most - least) * i // TRIES_MAX for i in range(TRIES_MAX)}, reverse=True):
-        engine = dry_engine(config, window, count, tokens_of)
-        run(engine)
-        engine.close()
-        misses = len(missed(engine.driver.scheduler.stats))
-        if best is None or misses < best[0]:
-            best = (misses, count)
-        if misses == 0:
-            break
+    """The config with a pool on which a dry run misses no counter, and if need be with another block size or more microbatches; or, if none does,
+    that which misses fewest (the cell will say so). misses: runs the cell on an engine and counts. Sizes go over the whole range coarsely, then
+    finely."""
+    best: tuple[int, EngineConfig] | None = None
+    for size, more in itertools.product(BLOCK_SIZES, MICROBATCHES_MORE):
+        most = sum(ceil_div(request.length_cap, size) for request in requests)
+        for count in _coarse_to_fine(ceil_div(window, size), most):
+            tried = dataclasses.replace(config, block_size=size, num_gpu_blocks_override=count, microbatches=config.pipeline_parallel_size + more)
+            missed = misses(DryEngine(Scheduler(scheduler_config(tried, (count,)), prefix_secret=b"dry run"), tokens_of))
+            if best is None or missed < best[0]:
+                best = (missed, tried)
+            if missed == 0:
+                return tried
     assert best is not None
-    return dataclasses.replace(config, num_gpu_blocks_override=best[1])
+    return best[1]
+
+
+def _coarse_to_fine(least: int, most: int) -> list[int]:
+    stride, seen = 32, dict[int, None]()
+    while stride:
+        seen.update(dict.fromkeys(range(most, least - 1, -stride)))
+        stride //= 2
+    return list(seen)

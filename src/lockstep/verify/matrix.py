@@ -15,13 +15,11 @@ from lockstep.core.stats import SchedulerStats
 from lockstep.errors import ConfigError
 from lockstep.launch import RunningEngine, launch_engine, load_tokenizer, resolve_model
 from lockstep.launch.stages import PackedWeights, make_backend
-from lockstep.models.split import parse_split
-from lockstep.runtime.engine import Engine
 from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
 from lockstep.verify.cells import Cell
 from lockstep.verify.counters import Counters, missed_deployment, missed_scheduling, read_counters
-from lockstep.verify.dry_run import choose_pool
-from lockstep.verify.script import Script
+from lockstep.verify.dry_run import DryEngine, choose_pool
+from lockstep.verify.script import AnyEngine, Script
 from lockstep.verify.texts import TEXT
 from lockstep.verify.workload import NEIGHBOUR_COUNT, REQUEST_COUNT, WINDOW, Answer, Ask, Workload, changed_prompts, first_asks, truncated, with_ends
 
@@ -116,7 +114,14 @@ class Matrix:
             counters = read_counters(running.engine.driver.scheduler.stats, open_max=script.open_max, description=running.cluster.describe())
         finally:
             running.close()
-        wanted = {"requests_at_once_max": 1, "prefix_hits": 0, "preemptions": 0, "chunks": 0, "steps_with_unknown_result": 0, "transport": "in-process"}
+        wanted = {
+            "requests_at_once_max": 1,
+            "prefix_hits": 0,
+            "preemptions": 0,
+            "chunks": 0,
+            "steps_with_unknown_result": 0,
+            "transport": "in-process",
+        }
         missed = [f"wanted {key} == {value}, found {counters[key]}" for key, value in wanted.items() if counters[key] != value]
         self._note(name, counters, missed)
         self.report.fingerprint = running.fingerprint
@@ -144,7 +149,11 @@ class Matrix:
             "changed_prompts": len(changed),
             "changed_prompts_unnoticed": len(same),
         }
-        missed = [f"wanted {key} > 0, found 0" for key in ("ended_by_length", "ended_by_stop_token", "ended_by_end_token", "changed_prompts") if not counters[key]]
+        missed = [
+            f"wanted {key} > 0, found 0"
+            for key in ("ended_by_length", "ended_by_stop_token", "ended_by_end_token", "changed_prompts")
+            if not counters[key]
+        ]
         if 3 * differ < len(sampled):
             missed.append(f"wanted a third of {len(sampled)} sampled tokens to differ from greedy, found {differ}")
         if same:
@@ -179,7 +188,7 @@ class Matrix:
         running = launch_engine(config, weights=self._weights)
         try:
             if cell["cache"] == "warm":
-                self._warm(running, workload)
+                self._warm(running.engine, running.factory)
             before = dataclasses.replace(running.engine.driver.scheduler.stats)
             script = self._script(running.engine, running.factory, cell, asks)
             answers = _by_ask(script.run())
@@ -187,7 +196,7 @@ class Matrix:
             stats = _since(running.engine.driver.scheduler.stats, before)
             counters = read_counters(stats, open_max=script.open_max, description=running.cluster.describe())
             counters["order"] = names
-            missed = self._missed(cell, config, counters, stats) + missed_deployment(cell, counters, layers=running.model.splits)
+            missed = self._missed(cell, config, counters) + missed_deployment(cell, counters, layers=running.model.splits)
             missed += [f"wanted an idle engine, found: {line}" for line in running.engine.driver.scheduler.audit()]
         finally:
             running.close()
@@ -223,7 +232,7 @@ class Matrix:
         blocks = 2 * slots * -(-self._window // self._config.block_size)
         return dataclasses.replace(self._config, max_model_len=self._window, max_num_seqs=slots, num_gpu_blocks_override=blocks, **settings)
 
-    def _script(self, engine: Engine, factory: RequestFactory, cell: Cell, asks: Sequence[Ask]) -> Script:
+    def _script(self, engine: AnyEngine, factory: RequestFactory, cell: Cell, asks: Sequence[Ask]) -> Script:
         workload = self._workload
         build = _builder(factory, workload.eos_ids)
         neighbours = [build(a) for a in workload.neighbours] if cell["aborts"] == "neighbours" else []
@@ -237,17 +246,17 @@ class Matrix:
         requests = [_builder(factory, self._workload.eos_ids)(a) for a in asks]
         tokens_of = {r.seed: (len(a.prompt), self._answers[a.name].tokens) for r, a in zip(requests, asks, strict=True)}
 
-        def run(engine: Engine) -> None:
+        def misses(engine: DryEngine) -> int:
             if cell["cache"] == "warm":
-                self._warm_with(engine, factory, self._workload)
+                self._warm(engine, factory)
+            before = dataclasses.replace(engine.scheduler.stats)
             self._script(engine, factory, cell, asks).run()
+            stats = _since(engine.scheduler.stats, before)
+            return len(self._missed(cell, config, read_counters(stats, open_max=0, description={})))
 
-        def missed(stats: SchedulerStats) -> Sequence[str]:
-            return self._missed(cell, config, read_counters(stats, open_max=0, description={}), stats)
+        return choose_pool(config, self._window, requests, tokens_of, misses)
 
-        return choose_pool(config, self._window, requests, tokens_of, run, missed)
-
-    def _missed(self, cell: Cell, config: EngineConfig, counters: Counters, stats: SchedulerStats) -> list[str]:
+    def _missed(self, cell: Cell, config: EngineConfig, counters: Counters) -> list[str]:
         budget = config.max_num_batched_tokens
         return missed_scheduling(cell, counters, request_count=len(self._workload.asks), budget=budget, prompt_max=self._prompt_max)
 
@@ -255,13 +264,10 @@ class Matrix:
     def _prompt_max(self) -> int:
         return max(len(a.prompt) for a in self._workload.asks)
 
-    def _warm(self, running: RunningEngine, workload: Workload) -> None:
-        self._warm_with(running.engine, running.factory, workload)
-
-    def _warm_with(self, engine: Engine, factory: RequestFactory, workload: Workload) -> None:
+    def _warm(self, engine: AnyEngine, factory: RequestFactory) -> None:
         """Fill the prefix cache: every prompt once, one token each, one after the other."""
         build = _builder(factory, ())
-        warm = [dataclasses.replace(a, name=f"{a.name}/warm", params=dataclasses.replace(a.params, max_tokens=1)) for a in workload.asks]
+        warm = [dataclasses.replace(a, name=f"{a.name}/warm", params=dataclasses.replace(a.params, max_tokens=1)) for a in self._workload.asks]
         Script(engine, [build(a) for a in warm], at_once=1).run()
 
     def _requests(self, running: RunningEngine, asks: Sequence[Ask], eos_ids: tuple[int, ...]) -> list[EngineRequest]:
@@ -282,9 +288,13 @@ class Matrix:
             if position is not None:
                 (want_entry, want), (got_entry, token) = pairs[position]
                 tokens = want != token
-                self._mismatch(cell, name, position, "tokens" if tokens else "logprobs", want if tokens else want_entry, token if tokens else got_entry)
+                self._mismatch(
+                    cell, name, position, "tokens" if tokens else "logprobs", want if tokens else want_entry, token if tokens else got_entry
+                )
             elif len(expected.tokens) != len(got.tokens) or expected.finish != got.finish:
-                self._mismatch(cell, name, len(pairs), "finish", f"{expected.finish} after {len(expected.tokens)}", f"{got.finish} after {len(got.tokens)}")
+                self._mismatch(
+                    cell, name, len(pairs), "finish", f"{expected.finish} after {len(expected.tokens)}", f"{got.finish} after {len(got.tokens)}"
+                )
         return len(self.report.mismatches) - before
 
     def _mismatch(self, cell: str, request: str, position: int, what: str, expected: object, got: object) -> None:

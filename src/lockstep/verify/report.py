@@ -24,7 +24,10 @@ def as_json(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    lines = [f"{report.cells} cells x {report.requests} requests, {report.tokens} tokens compared bit for bit with the plain way", f"fingerprint {report.fingerprint}"]
+    lines = [
+        f"{report.cells} cells x {report.requests} requests, {report.tokens} tokens compared bit for bit with the plain way",
+        f"fingerprint {report.fingerprint}",
+    ]
     for m in report.mismatches[:20]:
         lines.append(f"MISMATCH {m.cell}: {m.request} at {m.position}, {m.what}: expected {m.expected}, got {m.got}")
     for name, missed in report.missed.items():

@@ -9,14 +9,23 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InternalError, LockstepError
-from lockstep.runtime.engine import Engine
+from lockstep.runtime.engine import Sink
 from lockstep.verify.workload import Answer
 
 RUN_TIMEOUT_S = 900.0
+
+
+class AnyEngine(Protocol):
+    """What a script needs of an engine."""
+
+    def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -31,7 +40,13 @@ class Script:
     A neighbour is aborted when it has `neighbour_tokens` tokens (0: at the first event of anybody)."""
 
     def __init__(
-        self, engine: Engine, requests: Sequence[EngineRequest], *, at_once: int, late: frozenset[str] = frozenset(), neighbours: Sequence[EngineRequest] = ()
+        self,
+        engine: AnyEngine,
+        requests: Sequence[EngineRequest],
+        *,
+        at_once: int,
+        late: frozenset[str] = frozenset(),
+        neighbours: Sequence[EngineRequest] = (),
     ) -> None:
         self._engine = engine
         self._at_once = at_once
@@ -90,7 +105,7 @@ class Script:
         following = self._take_next() if self._error is None else []
         if following:
             self._engine.submit_all(following, self._take_events)
-        if not self._open and not self._queue or self._error is not None:
+        if (not self._open and not self._queue) or self._error is not None:
             self._done.set()
 
     def _abort_neighbours(self) -> None:

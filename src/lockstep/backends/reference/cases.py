@@ -6,7 +6,7 @@ Widths are odd on purpose where the op allows it. Knows how to make inputs; does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.ops.backend import Backend, DType, Limits
-from lockstep.ops.program import Op, Program, ProgramBuilder
+from lockstep.ops.program import Program, ProgramBuilder
 from lockstep.ops.step import F32, SampleOutputs, SamplingInputs, StepInputs
 
 _BLOCK_SIZE = 4
@@ -116,7 +116,7 @@ def gated_activation_case(seed: int) -> OpCase:
     width = int(draw.integers(1, 200))
     builder = ProgramBuilder()
     x, y = builder.input(builder.buffer("x", "T", 2 * width)), builder.output(builder.buffer("y", "T", width))
-    builder._ops.append(Op(kind="gated_activation", inputs=(x,), outputs=(y,), attributes={"kind": "silu"}))
+    builder.call("gated_activation", (x,), (y,), kind="silu")
     return _case(draw, builder, [_step(draw, lengths=(9,), widths={"x": 2 * width}, scale=4.0)], ("y",))
 
 
@@ -209,8 +209,10 @@ def _step(
 
 def _sampling(draw: np.random.Generator, tokens: int) -> SamplingInputs:
     """Every token's position is sampled, in a shuffled order; columns cycle through all settings."""
-    which = np.arange(tokens)
-    pick: Callable[[tuple[float, ...], int], NDArray[np.float32]] = lambda values, period: np.array(values, np.float32)[which // period % len(values)]  # noqa: E731
+
+    def pick(values: tuple[float, ...], period: int) -> F32:
+        return np.array(values, np.float32)[np.arange(tokens) // period % len(values)]
+
     return SamplingInputs(
         index=draw.permutation(tokens).astype(np.int32),
         seeds=draw.integers(0, 1 << 64, tokens, dtype=np.uint64),

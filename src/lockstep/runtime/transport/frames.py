@@ -1,7 +1,7 @@
 """Numbered, checksummed frames: what makes a link out of a socket (PROTOCOL.md 9; DESIGN.md "Numbered links").
 
-A message is a list of parts: a fixed header, the encoded body, then each activation tensor's memory as it is. The checksum is taken when the message is
-handed to the link and covers header, body and tensors; the number counts the messages of one (sender, receiver) pair within an epoch.
+A message is a list of parts: a fixed header, the encoded body, then each activation tensor's memory as it is. The checksum is taken when the
+message is handed to the link and covers header, body and tensors; the number counts the messages of one (sender, receiver) pair within an epoch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Stages in this process: no thread, no socket; whoever polls runs them.
 
-One stage gets messages as objects. Several stages exchange the very frames that would cross a socket, so numbering, checksums and codec are exercised too.
+One stage gets messages as objects. Several stages exchange the very frames that would cross a socket, so numbering, checksums and codec are
+exercised too.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Each of these ends the engine with an error that names the stage; nothing waits 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -139,9 +140,11 @@ class ProcessCluster:
             for name in sorted(set(first.agreement) | set(hello.agreement)):
                 ours, theirs = first.agreement.get(name), hello.agreement.get(name)
                 if ours != theirs:
-                    raise HandshakeError(f"stages 0 and {hello.stage} do not fit together: {name} is {ours!r} on stage 0 and {theirs!r} on stage {hello.stage}")
+                    raise HandshakeError(
+                        f"stages 0 and {hello.stage} do not fit together: {name} is {ours!r} on stage 0 and {theirs!r} on stage {hello.stage}"
+                    )
         bounds = [hello.layers for hello in hellos]
-        if any(a[1] != b[0] for a, b in zip(bounds, bounds[1:], strict=False)):
+        if any(a[1] != b[0] for a, b in itertools.pairwise(bounds)):
             raise HandshakeError(f"the stages' layers do not follow one another: {bounds}")
         return hellos
 
@@ -160,7 +163,9 @@ class ProcessCluster:
                 found[message.stage] = message
             if time.monotonic() > deadline:
                 missing = sorted(set(range(len(self._handles))) - set(found))
-                raise StalledError(f"stages {missing} are not ready after {self._timeouts.startup_s:g} s; raise startup_timeout_s if they load slowly")
+                raise StalledError(
+                    f"stages {missing} are not ready after {self._timeouts.startup_s:g} s; raise startup_timeout_s if they load slowly"
+                )
         return [found[index] for index in range(len(self._handles))]
 
     # Running
