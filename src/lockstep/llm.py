@@ -5,6 +5,7 @@ Knows prompts, text and how to wait; everything else is `launch`'s.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import sys
@@ -75,6 +76,7 @@ class LLM:
         self._tokenizer = load_tokenizer(self.config, resolved)
         self._running = launch_engine(self.config, model=resolved)
         self._numbers = itertools.count()
+        atexit.register(self.close)
 
     def generate(
         self,
@@ -118,6 +120,7 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine and its stages. May be called twice."""
+        atexit.unregister(self.close)
         self._running.close()
 
     def __enter__(self) -> LLM:

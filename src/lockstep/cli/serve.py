@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 from lockstep.cli.flags import add_engine_flags, count, engine_config
 from lockstep.errors import ConfigError
@@ -66,7 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
             key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
             print(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'", file=sys.stderr, flush=True)
 
-    return asyncio.run(run_server(config, settings, address, on_listening=on_listening))
+    return _run_loop(run_server(config, settings, address, on_listening=on_listening))
+
+
+def _run_loop(coroutine: Coroutine[Any, Any, int]) -> int:
+    """On uvloop where it exists (not on Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(coroutine)
+    return int(uvloop.run(coroutine))
 
 
 def _origins(text: str) -> tuple[str, ...]:

@@ -210,7 +210,8 @@ class SlotTable:
         )
         self._expect(bool((c["importing"][slot] == 0).all()), f"plan {plan.step} has a row on a slot that is importing: {slot}")
         start, known = c["computed"][slot], c["known"][slot]
-        count = np.minimum(budget, known + c["draft_count"][slot] - start)
+        end = np.minimum(known + c["draft_count"][slot], c["length_cap"][slot] - 1)  # drafts end where blocks are reserved to (PROTOCOL.md 16)
+        count = np.minimum(budget, end - start)
         samples = start + count >= known
         self._expect(bool((count > 0).all()), f"plan {plan.step} has rows without a token: slots {slot}, counts {count}")
         assumed = rows.starts[live]

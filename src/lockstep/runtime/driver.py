@@ -17,7 +17,7 @@ from lockstep.core.request import EngineRequest, LiveRequest
 from lockstep.core.scheduler import Delivery, Scheduler
 from lockstep.core.schema import FINISH_STOP
 from lockstep.core.table import SlotTable
-from lockstep.errors import DivergenceError
+from lockstep.errors import DivergenceError, LogError
 from lockstep.runtime.replay import Replica
 
 
@@ -56,9 +56,11 @@ class Driver:
 
     def receive(self, result: StepResult) -> list[TokenEvent]:
         """Replay the plan that the result answers, compare every rank's digest with this replica's, and hand out the tokens.
-        Raises DivergenceError naming the step and the rank."""
+        Raises DivergenceError naming the step and the rank, LogError for a result that is not the next one."""
+        if not self._unresolved or self._unresolved[0].step != result.step:
+            awaited = [plan.step for plan in self._unresolved]
+            raise LogError(f"result of step {result.step} came; results are awaited for steps {awaited}, in this order")
         plan = self._unresolved.popleft()
-        assert plan.step == result.step, (plan.step, result.step)
         self._replica.run(plan)
         self._compare(result)
         deliveries = self.scheduler.receive(result)

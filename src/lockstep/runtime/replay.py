@@ -18,9 +18,11 @@ class Replica:
         self._results: dict[int, StepResult] = {}
 
     def offer(self, result: StepResult) -> None:
-        """Keep a result until its turn. Each comes once."""
+        """Keep a result until its turn. Each comes once, and in order."""
         if result.step < self.table.applied or result.step in self._results:
             raise LogError(f"result of step {result.step} came twice")
+        if result.step != self.table.applied + len(self._results):
+            raise LogError(f"result of step {self.table.applied + len(self._results)} comes next, got step {result.step}")
         self._results[result.step] = result
 
     def can_run(self, plan: StepPlan) -> bool:

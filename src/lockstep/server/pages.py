@@ -26,9 +26,17 @@ async def answer_model(context: ServerContext, exchange: Exchange, body: bytes) 
 
 
 async def answer_health(context: ServerContext, exchange: Exchange, body: bytes) -> None:
-    """GET /health and /ping: 200 while the engine can answer, else 503 with the reason."""
+    """GET /health and /ping: 200 while the engine can answer, with its requests and KV blocks; else 503 with the reason."""
     context.require_engine()
-    await exchange.answer(b'{"status":"ok"}')
+    status = context.client.status()
+    page = {
+        "status": "ok",
+        "running": status.running,
+        "waiting": status.waiting,
+        "blocks_free": status.blocks_free,
+        "blocks_total": status.blocks_total,
+    }
+    await exchange.answer(msgspec.json.encode(page))
 
 
 async def answer_ready(context: ServerContext, exchange: Exchange, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""An executor without a model: the draws and drafts of each request are given. It finds a request by its seed, the one column that no rule touches."""
+"""An executor without a model: the draws and drafts of each request are given. It finds a request by its seed, which no rule touches."""
 
 from __future__ import annotations
 

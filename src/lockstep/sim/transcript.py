@@ -134,8 +134,9 @@ def parse(text: str) -> Transcript:
     return Transcript(cases=tuple(cases), tail=_joined(lead))
 
 
-def play(transcript: Transcript, commands: Commands) -> Played:
-    """Carries out every command. An unexpected error ends it: what comes after a broken engine says nothing. Errors that are not ours propagate."""
+def play(transcript: Transcript, commands: Commands, *, through_errors: bool = False) -> Played:
+    """Carries out every command. An error that was not expected ends it, unless through_errors (for writing a transcript anew): what comes after
+    a broken engine says nothing. Errors that are not Lockstep's own propagate, and so do mistakes in the transcript itself (InvalidRequestError)."""
     out: list[str] = []
     differs_at, caught_by = None, OUTPUT
     for case in transcript.cases:
@@ -144,8 +145,9 @@ def play(transcript: Transcript, commands: Commands) -> Played:
         if answer != case.expected:
             differs_at = differs_at or case.command.line
             if error is not None and not case.expected.startswith(error):
-                caught_by = error
-                break
+                caught_by = error if caught_by == OUTPUT else caught_by
+                if not through_errors:
+                    break
     return Played(text="".join(out) + transcript.tail, differs_at=differs_at, caught_by=caught_by)
 
 

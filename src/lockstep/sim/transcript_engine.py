@@ -3,7 +3,7 @@
     engine [stages=2] [async=on] [blocks=16] [block_size=4] [chunk=8] [slots=4] [drafts=0] [length=64] [cache=off]
     submit id=A prompt=11,12,13 max_tokens=5 draws=101,102 [drafts=7,7] [stop=102]     abort id=A
     plan                  the driver writes its next plan and sends it to every stage
-    run stage=0           one piece of work of that stage
+    run [stage=0]         one piece of work of that stage, or of each one, first to last
     deliver               the driver takes the results that have come
     finish                all of it, until the engine is idle
     show                  every held slot on every replica
@@ -72,8 +72,8 @@ class EngineCommands:
 
     def made(self) -> str:
         c = self._config
-        mode = "asynchronous" if c.asynchronous else "synchronous"
-        return f"{c.stage_count} stages, {mode}, {c.block_count} blocks of {c.block_size}, {c.token_budget} tokens a step, {c.drafts_max} drafts"
+        stages = f"{c.stage_count} stage{'s' if c.stage_count > 1 else ''}, {'asynchronous' if c.asynchronous else 'synchronous'}"
+        return f"{stages}, {c.block_count} blocks of {c.block_size}, {c.token_budget} tokens a step, {c.drafts_max} drafts"
 
     def carry_out(self, command: Command, body: tuple[Command, ...]) -> str:
         known = {
@@ -120,16 +120,29 @@ class EngineCommands:
         return words.plan(plan)
 
     def _run(self, command: Command) -> str:
-        index = command.number("stage")
+        """What stages compute and send; stages that compute the same are said once."""
+        chosen = [command.number("stage")] if "stage" in command.arguments else range(self._config.stage_count)
+        did: dict[str, list[str]] = {}
+        sent: list[str] = []
+        for index in chosen:
+            computed, messages = self._run_stage(index)
+            did.setdefault(computed, []).append(f"stage {index}")
+            sent += messages
+        return "\n".join([*(f"{', '.join(names)}: {computed}" for computed, names in did.items()), *sent])
+
+    def _run_stage(self, index: int) -> tuple[str, list[str]]:
+        """One piece of work of a stage: what it computed, and what it sent."""
         stage, executor = self._cluster.stages[index], self._executors[index]
         executor.layout = None
         before = len(self._cluster.carried)
         if not self._cluster.run_stage(index):
-            return f"waits for {stage.waits_for}"
+            return f"waits for {stage.waits_for}", []
         rows = words.layout_rows(executor.layout) if executor.layout is not None else ["nothing"]
-        sent = [f"sends {_message_words(m)} to {_end_words(to)}" for _, to, m in self._cluster.carried[before:]] or ["sends nothing"]
-        results = next((words.result_rows(m) for _, _, m in self._cluster.carried[before:] if isinstance(m, StepResult)), [])
-        return "\n".join([f"step {stage.next_step - 1} computes", *(f"  {row}" for row in rows), *sent, *(f"  {row}" for row in results)])
+        carried = self._cluster.carried[before:]
+        sent = [f"stage {index} sends {_message_words(m)} to {_end_words(to)}" for _, to, m in carried] or [f"stage {index} sends nothing"]
+        results = [m for _, _, m in carried if isinstance(m, StepResult)][:1]
+        sent += [f"  {row}" for result in results for row in words.result_rows(result)]
+        return "\n".join([f"step {stage.next_step - 1} computes", *(f"  {row}" for row in rows)]), sent
 
     def _deliver(self, _command: Command) -> str:
         return "\n".join(_event_words(event) for event in self._receive()) or "nothing for a client"
@@ -182,5 +195,6 @@ def _message_words(message: Any) -> str:
 
 
 def _event_words(event: TokenEvent) -> str:
-    tokens = f" tokens {words.sequence(event.token_ids)} from index {event.index}" if event.token_ids else ""
-    return f"{event.request_id}:{tokens}{f', {event.finish_reason}' if event.finish_reason else ''}"
+    parts = [f"tokens {words.sequence(event.token_ids)} from index {event.index}"] if event.token_ids else []
+    parts += [str(event.finish_reason)] if event.finish_reason else []
+    return f"{event.request_id}: {', '.join(parts)}"

@@ -7,7 +7,7 @@
         ready slot=0 generation=1 computed=2
         blocks slot=0 blocks=0..4
         row slot=0 generation=1 count=3 [start=-1] samples=yes
-    draw draws=101,201 [drafts=7,7/8,8]     acceptance of the last plan's rows on these draws, in order; the result goes to every replica
+    draw [draws=101,201] [drafts=7,7/8,8]   acceptance of the last plan's rows on these draws, in order; the result goes to every replica
     result step=0         a result by hand; its input, a line a row:
         row slot=0 generation=1 tokens=101 [drafts=7,7] [finish=no]
     show                  every held slot on every replica
@@ -69,6 +69,8 @@ class TablesCommands:
 
     def _plan(self, command: Command, body: tuple[Command, ...]) -> str:
         plan = _plan_record(self._next_step, command, body)
+        if not all(replica.can_run(plan) for replica in self._replicas):
+            return f"waits for the result of step {plan.horizon - 1}"
         self._next_step += 1
         layouts = [replica.run(plan) for replica in self._replicas]
         self._layout = layouts[-1]
@@ -81,7 +83,7 @@ class TablesCommands:
         if self._layout is None:
             raise InvalidRequestError(f"line {command.line}: no plan has run yet")
         drafts = [Command.parse(f"row drafts={part}", command.line).numbers("drafts") for part in command.text("drafts", "").split("/") if part]
-        draws = np.array(command.numbers("draws"), np.int32)
+        draws = np.array(command.numbers("draws", ""), np.int32)
         if len(draws) != self._layout.sample_starts[-1]:
             return f"{len(draws)} draws for {self._layout.sample_starts[-1]} sampled positions"
         return self._offer(self._accept(self._layout, draws, epoch=0, digests=np.zeros(0, np.uint64), drafts=drafts))
@@ -104,7 +106,9 @@ def _plan_record(step: int, command: Command, body: tuple[Command, ...]) -> Step
         admissions=_admissions(of["admit"]),
         ready=Ready(slots=_int32(of["ready"], "slot"), generations=_int64(of["ready"], "generation"), computed=_int32(of["ready"], "computed")),
         new_blocks=NewBlocks(
-            slots=_int32(of["blocks"], "slot"), groups=np.zeros(len(of["blocks"]), np.int32), blocks=Ragged.of([line.numbers("blocks") for line in of["blocks"]])
+            slots=_int32(of["blocks"], "slot"),
+            groups=np.zeros(len(of["blocks"]), np.int32),
+            blocks=Ragged.of([line.numbers("blocks") for line in of["blocks"]]),
         ),
         rows=Rows(
             slots=_int32(of["row"], "slot"),
@@ -146,7 +150,7 @@ def _admitted_columns(line: Command, side: Side) -> dict[str, int | float]:
         "kv_salt": side.kv_salt(),
         "importing": line.flag("importing", False),
     }
-    return {name: 0 for name in ADMITTED} | given
+    return dict.fromkeys(ADMITTED, 0) | given
 
 
 def _marks(line: Command) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -16,6 +16,8 @@ from lockstep.core.table import SlotTable
 FINISH_WORDS = {FINISH_NONE: "no", FINISH_STOP: "stop", FINISH_LENGTH: "length"}
 MARK_LETTERS = {MARK_VOID: "-", MARK_TOKEN: "T", MARK_EMBEDDING: "E"}
 
+DIGESTS_DIFFER = "digests differ"
+
 _SHOWN_MAX = 12
 
 
@@ -79,7 +81,8 @@ def layout_rows(layout: BatchLayout) -> Sequence[str]:
         where = f"{layout.start[row]}..{layout.start[row] + layout.count[row]}"
         does = "samples" if row in layout.sample_row else "does not sample"
         kinds = "" if (layout.marks[inside] == MARK_TOKEN).all() else f" marks {marks(layout.marks[inside])}"
-        lines.append(f"slot {layout.slot[row]} generation {layout.generation[row]}: positions {where} tokens {sequence(layout.token_ids[inside])}{kinds}, {does}")
+        owner = f"slot {layout.slot[row]} generation {layout.generation[row]}"
+        lines.append(f"{owner}: positions {where} tokens {sequence(layout.token_ids[inside])}{kinds}, {does}")
     return lines
 
 
@@ -93,4 +96,4 @@ def result_rows(result: StepResult) -> Sequence[str]:
 
 def digests(values: Sequence[int]) -> str:
     """Whether replicas agree; the values would say nothing to a reader."""
-    return f"digests of {len(values)} replicas are equal" if len(np.unique(np.array(values, np.uint64))) == 1 else "digests differ"
+    return f"digests of {len(values)} replicas are equal" if len(np.unique(np.array(values, np.uint64))) == 1 else DIGESTS_DIFFER

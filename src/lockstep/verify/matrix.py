@@ -12,7 +12,7 @@ from lockstep.config import EngineConfig
 from lockstep.core.outputs import FinishReason
 from lockstep.core.request import EngineRequest
 from lockstep.core.stats import SchedulerStats
-from lockstep.errors import ConfigError
+from lockstep.errors import ConfigError, InternalError, PeerError
 from lockstep.launch import RunningEngine, launch_engine, load_tokenizer, resolve_model
 from lockstep.launch.stages import PackedWeights, make_backend
 from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
@@ -85,11 +85,15 @@ class Matrix:
         self._workload = Workload(asks=(), neighbours=(), eos_ids=())
 
     def run(self, cells: Sequence[Cell]) -> Report:
+        self.prepare()
+        for cell in cells:
+            self.run_cell(cell)
+        return self.report
+
+    def prepare(self) -> None:
+        """The plain answers, and the proof that the requests would notice."""
         self._plain()
         self._prove_sensitivity()
-        for cell in cells:
-            self._run_cell(cell)
-        return self.report
 
     # The plain way
 
@@ -176,6 +180,14 @@ class Matrix:
 
     # Cells
 
+    def run_cell(self, cell: Cell) -> None:
+        """One cell against the plain answers. An engine that stops itself in it is a finding, not the end of the matrix."""
+        self.report.cells += 1
+        try:
+            self._run_cell(cell)
+        except (PeerError, InternalError) as error:
+            self._note(cell.name, {}, [f"the engine stopped: {error}"])
+
     def _run_cell(self, cell: Cell) -> None:
         config = self._config_of(cell)
         workload = self._workload
@@ -205,7 +217,6 @@ class Matrix:
         if running.fingerprint != self.report.fingerprint:
             missed.append(f"wanted fingerprint {self.report.fingerprint}, found {running.fingerprint}")
         mismatches = self._compare(cell.name, answers)
-        self.report.cells += 1
         self._note(cell.name, counters, missed, mismatches)
 
     def _config_of(self, cell: Cell) -> EngineConfig:

@@ -15,6 +15,7 @@ import pytest
 from scripted_engine import PATIENCE_S, WINDOW, Hold, ScriptedEngine, events_of, running_server, say
 from server_answers import MESSAGES, RENDERED, SETTINGS, error_of
 
+from lockstep.server.protocol import EngineStatus
 from lockstep.server.settings import ServerSettings
 from lockstep.text.tokenizer import Tokenizer
 
@@ -27,6 +28,11 @@ def test_models_version_health_and_root_pages(client: openai.OpenAI, http: httpx
     assert http.get("/version").json()["system_fingerprint"] == "fp-scripted"
     assert http.get("/health").status_code == http.get("/ping").status_code == http.get("/ready").status_code == 200
     assert http.get("/").json()["models"] == ["lock-1", "alias"]
+
+
+def test_health_shows_requests_and_blocks(http: httpx2.Client, engine: ScriptedEngine) -> None:
+    engine.state = EngineStatus(alive=True, running=3, waiting=2, blocks_free=5, blocks_total=9)
+    assert http.get("/health").json() == {"status": "ok", "running": 3, "waiting": 2, "blocks_free": 5, "blocks_total": 9}
 
 
 def test_tokenize_and_detokenize_are_inverse(http: httpx2.Client, engine: ScriptedEngine) -> None:

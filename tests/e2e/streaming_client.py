@@ -1,0 +1,35 @@
+"""A client process with many open streams: says "open" once each has begun, and reads on until it is killed. Run by test_serve_two_stages.py.
+
+    python streaming_client.py URL COUNT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import openai
+
+
+async def read_stream(client: openai.AsyncOpenAI, number: int, begun: asyncio.Barrier) -> None:
+    stream = await client.completions.create(
+        model="smollm2", prompt=f"Story number {number}: once upon a time", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    )
+    waiting = True
+    async for _ in stream:
+        if waiting:
+            waiting = False
+            await begun.wait()
+
+
+async def main(url: str, count: int) -> None:
+    begun = asyncio.Barrier(count + 1)
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="unused", max_retries=0, timeout=600) as client:
+        streams = [asyncio.create_task(read_stream(client, number, begun)) for number in range(count)]
+        await begun.wait()
+        print("open", flush=True)
+        await asyncio.gather(*streams)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

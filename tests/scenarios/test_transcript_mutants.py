@@ -1,0 +1,71 @@
+"""Every mutant of S1 to S4 is killed by the transcripts of its fault, and by the checks that are named here.
+
+A check is the class of the first error in a transcript that expects none; "digest" where tables fed by hand only said that digests differ; "output"
+where no run-time check fired and only the answer is another one: a rule that is wrong everywhere alike, which replicas cannot see.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.sim.mutants import ALL, MUTANTS, ONE, Mutant
+from lockstep.sim.transcript import OUTPUT, Played, parse, play
+from lockstep.sim.transcript_words import DIGESTS_DIFFER
+from lockstep.sim.transcript_world import World
+
+HERE = Path(__file__).parent
+
+KILLED_BY: dict[tuple[str, str], set[str]] = {
+    ("appends-at-computed", ONE): {"LogError"},
+    ("appends-at-computed", ALL): {"LogError"},
+    ("writes-at-computed", ONE): {"LogError"},
+    ("writes-at-computed", ALL): {"LogError"},
+    ("writes-by-row", ONE): {"LogError", "ProvenanceError"},
+    ("writes-by-row", ALL): {"LogError", "ProvenanceError"},
+    ("chunk-sets-known", ONE): {"LogError"},
+    ("chunk-sets-known", ALL): {"LogError"},
+    ("marks-as-before", ONE): {"digest"},
+    ("marks-as-before", ALL): {"output"},
+    ("waits-when-empty", ONE): {"output"},
+    ("sends-nothing-when-empty", ONE): {"LogError"},
+    ("tells-driver-when-empty", ONE): {"output"},
+    ("sends-twice-when-empty", ONE): {"LogError"},
+    ("keeps-drafts", ONE): {"digest"},
+    ("keeps-drafts", ALL): {"output"},
+    ("keeps-last-token", ONE): {"digest", "DivergenceError"},
+    ("keeps-last-token", ALL): {"output"},
+    ("keeps-finish", ONE): {"digest", "DivergenceError"},
+    ("keeps-finish", ALL): {"output"},
+    ("keeps-pending", ONE): {"LogError"},
+    ("keeps-pending", ALL): {"LogError"},
+    ("leaves-out-of-broadcast", ONE): {"LogError", "DivergenceError"},
+    ("skips-predicted-end", ONE): {"LogError"},
+    ("skips-predicted-end", ALL): {"LogError"},
+    ("accepts-without-predicted-ends", ALL): {"LogError"},
+    ("accepts-without-end-at-cap", ALL): {"LogError"},
+    ("accepts-by-order", ALL): {"LogError"},
+    ("applies-late-results", ONE): {"LogError"},
+    ("applies-late-results", ALL): {"LogError"},
+    ("admits-past-cap", ALL): {"output"},
+}
+
+CASES = [(mutant, scope) for mutant in MUTANTS for scope in mutant.parts]
+
+
+def caught_by(played: Played) -> str:
+    return "digest" if played.caught_by == OUTPUT and DIGESTS_DIFFER in played.text else played.caught_by
+
+
+@pytest.mark.parametrize(("mutant", "scope"), CASES, ids=[f"{mutant.fault}-{mutant.name}-{scope}" for mutant, scope in CASES])
+def test_mutant_is_killed_by_the_transcripts_of_its_fault(mutant: Mutant, scope: str) -> None:
+    runs = [play(parse(path.read_text()), World(mutant.parts[scope])) for path in sorted(HERE.glob(f"{mutant.fault}-*.txt"))]
+    checks = {caught_by(played) for played in runs if played.differs_at is not None}
+    assert checks, f"{mutant.name} ({mutant.loosens}), {scope}: every transcript of {mutant.fault} reads as with the real parts"
+    assert checks == KILLED_BY[mutant.name, scope]
+
+
+def test_each_fault_has_mutants_and_each_mutant_its_checks() -> None:
+    assert {mutant.fault for mutant in MUTANTS} == {"S1", "S2", "S3", "S4"}
+    assert {(mutant.name, scope) for mutant, scope in CASES} == set(KILLED_BY)
