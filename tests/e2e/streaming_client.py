@@ -13,7 +13,7 @@ import openai
 
 async def read_stream(client: openai.AsyncOpenAI, number: int, begun: asyncio.Barrier) -> None:
     stream = await client.completions.create(
-        model="smollm2", prompt=f"Story number {number}: once upon a time", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+        model="smollm2", prompt=f"Story number {number}: once upon a time", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
     )
     waiting = True
     async for _ in stream:
@@ -24,11 +24,11 @@ async def read_stream(client: openai.AsyncOpenAI, number: int, begun: asyncio.Ba
 
 async def main(url: str, count: int) -> None:
     begun = asyncio.Barrier(count + 1)
-    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="unused", max_retries=0, timeout=600) as client:
-        streams = [asyncio.create_task(read_stream(client, number, begun)) for number in range(count)]
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="unused", max_retries=0, timeout=600) as client, asyncio.TaskGroup() as streams:
+        for number in range(count):
+            streams.create_task(read_stream(client, number, begun))
         await begun.wait()
         print("open", flush=True)
-        await asyncio.gather(*streams)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class TwinSlot:
     blocks: list[int] = field(default_factory=list)
     pending: int | None = None
     finished: int = 0
+    sampled: int = 0
 
     def tag(self, tokens: list[int]) -> int:
         """Of a whole prefix: the sum of its tokens' mixes."""
@@ -106,6 +107,7 @@ class Twin:
                 self._check_samples(layout, sampling_row, r, one, start + count)
                 sampling_row += 1
                 one.pending = plan.step
+                one.sampled = start + count - len(one.tokens) + 1
                 self.out.append((plan.step, slot, one.admission.generation))
             else:
                 one.computed += count
@@ -148,7 +150,7 @@ class Twin:
         for _, slot, generation in [entry for entry in self.out if entry[0] == step]:
             one = self.slots.get(slot)
             alive = one is not None and one.admission.generation == generation
-            most = min(1 + len(one.drafts), one.admission.cap - len(one.tokens)) if alive and one is not None else 3
+            most = min(one.sampled, one.admission.cap - len(one.tokens)) if alive and one is not None else 3
             tokens = [rng.randrange(300) for _ in range(rng.randrange(1, most + 1))]
             finish = rng.choice([0, 0, 0, 1])
             drafts = []

@@ -19,7 +19,7 @@ from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import EngineRequest, LiveRequest
 from lockstep.core.schema import FINISH_NONE, FINISH_STOP
 from lockstep.core.stats import SchedulerStats
-from lockstep.core.types import UNKNOWN_START, ceil_div
+from lockstep.core.types import NO_STEP, UNKNOWN_START, ceil_div
 from lockstep.errors import InternalError, LogError
 
 
@@ -144,9 +144,13 @@ class Scheduler:
 
     def _plan_decodes(self, build: PlanBuilder, *, newest: bool) -> None:
         """Rows that sample from the last known token on. A microbatch takes its share of the live ones and no more, so that M plans are equally full.
-        newest: nothing else is eligible, so rows whose sample is in one of the last M - 1 plans are allowed too."""
+        newest: nothing else is eligible, so the rows of the oldest plan in flight are allowed too; fewer microbatches than M take turns by that."""
         live = [request for request in self._running if not request.prefilling]
         share = ceil_div(len(live), self.config.microbatch_count)
+        if newest:
+            waiting = [request for request in live if request.outstanding and not request.ending]
+            oldest = min((request.outstanding[-1][0] for request in waiting), default=NO_STEP)
+            live = [request for request in waiting if request.outstanding[-1][0] == oldest]
         for request in live:
             if build.row_count >= share or build.budget_used >= self.config.token_budget:
                 break

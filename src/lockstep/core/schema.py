@@ -41,6 +41,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("importing", np.int32, None, "1 while its KV is being fetched from another engine: no rows before the ready record"),
     Column("draft_count", np.int32, 0, "drafts that came with the last result"),
     Column("pending", np.int64, -1, "step of the row whose sample is not applied yet; no row may be resolved on the slot meanwhile"),
+    Column("pending_count", np.int32, 0, "positions that the pending row samples: its result brings at most as many tokens"),
     Column("finished", np.int32, 0, "0, or the finish code of the result that ended it"),
 )
 

@@ -20,7 +20,7 @@ from lockstep.core.layout import BatchLayout, SamplingColumns
 from lockstep.core.provenance import token_mix
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Admissions, NewBlocks, Ready, Side, Slots, StepPlan, StepResult
-from lockstep.core.schema import COLUMNS, MARK_TOKEN, MARK_VOID, POISON
+from lockstep.core.schema import COLUMNS, FINISH_NONE, MARK_TOKEN, MARK_VOID, POISON
 from lockstep.core.types import I32, U64, ceil_div
 from lockstep.errors import LogError
 
@@ -81,14 +81,20 @@ class SlotTable:
         )
         counts = result.tokens.lengths()[live]
         self._expect(bool((counts > 0).all()), f"result of step {result.step} has a row without a token")
-        known = c["known"][slots]
-        self._expect(bool((known + counts <= c["length_cap"][slots]).all()), f"result of step {result.step} goes past a length cap")
+        known, cap = c["known"][slots], c["length_cap"][slots]
+        self._expect(bool((known + counts <= cap).all()), f"result of step {result.step} goes past a length cap")
+        most = c["pending_count"][slots]
+        self._expect(bool((counts <= most).all()), f"result of step {result.step} brings {counts} tokens a row, {most} positions were sampled")
+        ended = result.finishes[live] != FINISH_NONE
+        self._expect(bool((ended | (known + counts < cap)).all()), f"result of step {result.step} fills a length cap and does not end the request")
         self._append(slots, known, counts, result.tokens, live)
         c["known"][slots] = known + counts
         c["computed"][slots] = known + counts - 1
         c["finished"][slots] = result.finishes[live]
         c["pending"][slots] = -1
         draft_counts = result.drafts.lengths()[live]
+        most = self.shape.drafts_max
+        self._expect(bool((draft_counts <= most).all()), f"result of step {result.step} brings {draft_counts} drafts a row, at most {most} fit")
         c["draft_count"][slots] = draft_counts
         for i in np.flatnonzero(draft_counts):
             self.drafts[slots[i], : draft_counts[i]] = result.drafts.row(int(live[i]))
@@ -101,11 +107,12 @@ class SlotTable:
         values = tokens.values[tokens.starts[rows][which] + offset]
         self.tokens[slot, position] = values
         self.marks[slot, position] = MARK_TOKEN
-        self.tags[slot, position] = self._chain(slot, values, position, which, self.tags[slots, known - 1])
+        marks = np.full(len(values), MARK_TOKEN, np.int32)
+        self.tags[slot, position] = self._chain(slot, values, position, marks, which, self.tags[slots, known - 1])
 
-    def _chain(self, slot: I32, values: I32, positions: I32, which: NDArray[np.intp], before: U64) -> U64:
+    def _chain(self, slot: I32, values: I32, positions: I32, marks: I32, which: NDArray[np.intp], before: U64) -> U64:
         """Cumulative tags of tokens that follow a prefix with tag before[i], for groups `which` = 0 0 1 1 1 ... in order."""
-        sums = np.cumsum(token_mix(values, positions, np.full(len(values), MARK_TOKEN, np.int32), self.columns["kv_salt"][slot]), dtype=np.uint64)
+        sums = np.cumsum(token_mix(values, positions, marks, self.columns["kv_salt"][slot]), dtype=np.uint64)
         first = np.searchsorted(which, np.arange(len(before)))
         base = np.where(first > 0, sums[first - 1], np.uint64(0))
         return before[which] + sums - base[which]
@@ -144,6 +151,9 @@ class SlotTable:
             return
         self._expect(bool((self.columns["generation"][slots] == FREE).all()), f"admission to slots that are held: {slots}")
         self._expect(len(set(slots.tolist())) == len(slots), f"two admissions to one slot: {slots}")
+        caps = admissions.columns["length_cap"]
+        fit = bool((np.maximum(caps, admissions.tokens.lengths()) <= self.shape.length_max).all())
+        self._expect(fit, f"admission of {admissions.tokens.lengths()} tokens with caps {caps}, a slot holds {self.shape.length_max}")
         for column in COLUMNS:
             self.columns[column.name][slots] = admissions.columns[column.name] if column.initial is None else column.initial
         self.block_counts[:, slots] = 0
@@ -202,6 +212,7 @@ class SlotTable:
             bool((c["generation"][rows.slots] == rows.generations).all()),
             f"plan {plan.step} has rows for slots {rows.slots} in generations {rows.generations}",
         )
+        self._expect(len(set(rows.slots.tolist())) == len(rows), f"plan {plan.step} has two rows on one slot: {rows.slots}")
         live = np.flatnonzero(c["finished"][rows.slots] == 0)
         slot, budget = rows.slots[live], rows.counts[live]
         self._expect(
@@ -227,7 +238,7 @@ class SlotTable:
         np.cumsum(count, out=row_starts[1:])
         row = np.repeat(np.arange(len(slot)), count)
         position = (np.arange(row_starts[-1]) - row_starts[row] + start[row]).astype(np.int32)
-        token_ids, tags, marks = self._sequence(slot, known, row, position)
+        token_ids, tags, marks = self._sequence(slot, start, known, row, position)
         size, end = self.shape.block_size, start + count
         full = start // size
         width = int(full.max(initial=0))
@@ -271,18 +282,21 @@ class SlotTable:
             sides=tuple(self.sides[s] for s in sampled),
         )
 
-    def _sequence(self, slot: I32, known: I32, row: NDArray[np.intp], position: I32) -> tuple[I32, U64, I32]:
-        """Token ids, tags and marks at `position` of each row: known tokens from the table, what lies behind them from the drafts."""
+    def _sequence(self, slot: I32, start: I32, known: I32, row: NDArray[np.intp], position: I32) -> tuple[I32, U64, I32]:
+        """Token ids, tags and marks at `position` of each row: known tokens from the table, what lies behind them from the drafts.
+        Tags are made again from what compute will read, and must be those that the tokens came with."""
         of = slot[row]
-        inside = np.minimum(position, self.shape.length_max - 1)
-        token_ids, tags, marks = self.tokens[of, inside], self.tags[of, inside], self.marks[of, inside].astype(np.int32)
-        draft = np.flatnonzero(position >= known[row])
+        token_ids, marks = self.tokens[of, position], self.marks[of, position].astype(np.int32)
+        is_known = position < known[row]
+        draft = np.flatnonzero(~is_known)
         if len(draft):
             token_ids[draft] = self.drafts[of[draft], position[draft] - known[row[draft]]]
             marks[draft] = MARK_TOKEN
-            rows, which = np.unique(row[draft], return_inverse=True)
-            tags[draft] = self._chain(of[draft], token_ids[draft], position[draft], which, self.tags[slot[rows], known[rows] - 1])
         self._expect(bool((marks != MARK_VOID).all()), f"a row reads positions that hold nothing: {position[marks == MARK_VOID]}")
+        before = np.where(start > 0, self.tags[slot, start - 1], np.uint64(0))
+        tags = self._chain(of, token_ids, position, marks, row, before)
+        changed = is_known & (tags != self.tags[of, position])
+        self._expect(not changed.any(), f"known tokens of slots {of[changed]} at {position[changed]} are not those that were written there")
         return token_ids, tags, marks
 
     def _block_table(self, group: int, slot: I32, end: I32) -> I32:
@@ -301,6 +315,7 @@ class SlotTable:
         quiet = ~samples
         self.columns["computed"][layout.slot[quiet]] = (layout.start + layout.count)[quiet]
         self.columns["pending"][layout.slot[samples]] = layout.step
+        self.columns["pending_count"][layout.slot[samples]] = np.diff(layout.sample_starts)
 
     # Looking in
 

@@ -6,7 +6,6 @@ It takes milliseconds, so it can try pool sizes until one makes a cell do what i
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -106,8 +105,10 @@ def _event(delivery: Delivery) -> TokenEvent:
     return TokenEvent(request_id=request_id, index=delivery.index, token_ids=delivery.tokens, finish_reason=delivery.finish)
 
 
-BLOCK_SIZES = (4, 2, 8)
-MICROBATCHES_MORE = (0, 1, 2)
+VARIANTS: tuple[tuple[int, int, int | None], ...] = ((4, 0, None), (4, 0, 9), (2, 0, None), (4, 1, None), (2, 0, 9), (4, 1, 9), (8, 0, None), (1, 0, 9))
+"""What is varied until a pool is found that forces preemption: block size, microbatches beyond the stages, slots (None: enough for all)."""
+
+STRIDES = (24, 12, 6, 3)
 
 
 def choose_pool(
@@ -117,14 +118,19 @@ def choose_pool(
     tokens_of: Mapping[int, tuple[int, Sequence[int]]],
     misses: Callable[[DryEngine], int],
 ) -> EngineConfig:
-    """The config with a pool on which a dry run misses no counter, and if need be with another block size or more microbatches; or, if none does,
-    that which misses fewest (the cell will say so). misses: runs the cell on an engine and counts. Sizes go over the whole range coarsely, then
-    finely."""
+    """The config with a pool, and if need be another of VARIANTS, on which a dry run misses no counter; or, if none does, that which misses fewest (the
+    cell will say so). misses: runs the cell on an engine and counts. Pool sizes go over the whole range coarsely, then finely."""
     best: tuple[int, EngineConfig] | None = None
-    for size, more in itertools.product(BLOCK_SIZES, MICROBATCHES_MORE):
+    for size, more, slots in VARIANTS:
         most = sum(ceil_div(request.length_cap, size) for request in requests)
         for count in _coarse_to_fine(ceil_div(window, size), most):
-            tried = dataclasses.replace(config, block_size=size, num_gpu_blocks_override=count, microbatches=config.pipeline_parallel_size + more)
+            tried = dataclasses.replace(
+                config,
+                block_size=size,
+                num_gpu_blocks_override=count,
+                microbatches=config.pipeline_parallel_size + more,
+                max_num_seqs=slots or config.max_num_seqs,
+            )
             missed = misses(DryEngine(Scheduler(scheduler_config(tried, (count,)), prefix_secret=b"dry run"), tokens_of))
             if best is None or missed < best[0]:
                 best = (missed, tried)
@@ -135,8 +141,7 @@ def choose_pool(
 
 
 def _coarse_to_fine(least: int, most: int) -> list[int]:
-    stride, seen = 32, dict[int, None]()
-    while stride:
+    seen: dict[int, None] = {}
+    for stride in STRIDES:
         seen.update(dict.fromkeys(range(most, least - 1, -stride)))
-        stride //= 2
     return list(seen)

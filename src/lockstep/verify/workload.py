@@ -15,7 +15,7 @@ from lockstep.core.params import SamplingParams
 WINDOW = 256
 """Tokens of a request in every cell, or the model's window if that is smaller."""
 
-_PROMPT_SHARES = (0.02, 0.24, 0.05, 0.29, 0.08, 0.38, 0.13, 0.43, 0.1, 0.5, 0.06, 0.55, 0.15, 0.57, 0.19, 0.57)
+_PROMPT_SHARES = (0.02, 0.24, 0.05, 0.56, 0.08, 0.38, 0.13, 0.57, 0.1, 0.57, 0.06, 0.56, 0.15, 0.57, 0.19, 0.57)
 _OUTPUT_SHARES = (0.2, 0.05, 0.18, 0.06, 0.2, 0.05, 0.18, 0.06, 0.18, 0.05, 0.2, 0.06, 0.18, 0.05, 0.2, 0.05)
 """Lengths of prompts and of answers as parts of the window. Short prompts with long answers and long prompts with short answers take turns,
 so that some requests always decode, and grow into blocks, while others prefill."""

@@ -5,7 +5,8 @@ Large tensors of activations travel beside the body, untouched (`frames`). Nothi
 
 from __future__ import annotations
 
-from typing import Any, get_origin
+import functools
+from typing import Any, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -50,7 +51,18 @@ def _decode_array(wanted: Any, value: Any) -> Any:
     if (get_origin(wanted) or wanted) is not np.ndarray:
         raise ValueError(f"{wanted} cannot be received")
     dtype, shape, data = value
-    return array_from_parts(dtype, tuple(shape), data)
+    array = array_from_parts(dtype, tuple(shape), data)
+    declared = _declared_dtype(wanted)
+    if declared is not None and array.dtype != declared:
+        raise ValueError(f"an array of {array.dtype} where {declared} is declared")
+    return array
+
+
+@functools.cache
+def _declared_dtype(wanted: Any) -> np.dtype[Any] | None:
+    """Of an annotation NDArray[T]; None where T is left open."""
+    scalar = next(iter(get_args(get_args(wanted)[1])), None)
+    return np.dtype(scalar) if isinstance(scalar, type) and issubclass(scalar, np.generic) else None
 
 
 class Codec:
