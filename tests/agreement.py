@@ -36,8 +36,10 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """One question. prompt_tokens, answer_tokens: counts. first_difference: the first answer token that greedy transformers would have chosen
-    otherwise, None if the answers are identical. gap: how much better, in logits, transformers finds its own choice there than ours (0.0 if identical).
+    """One question. prompt_tokens, answer_tokens: counts.
+
+    first_difference: the first answer token that greedy transformers would have chosen otherwise, None if the answers are identical.
+    gap: how much better, in logits, transformers finds its own choice there than ours (0.0 if identical).
     logit_error: the largest difference of any logit at any position of prompt and answer. closest_call: the smallest gap between transformers' two
     best logits at any answer token: a logit error above half of it could have changed the answer."""
 

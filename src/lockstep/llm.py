@@ -9,8 +9,9 @@ import atexit
 import itertools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Number
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,9 @@ from lockstep.text import TextStream, Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+
+PROMPT_TAIL_TOKENS = 4
+"""The text goes on from so many tokens of the prompt: a character has at most four bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,10 @@ class LLM:
         use_tqdm: show progress on a terminal. Raises InvalidRequestError before any of them runs if one of them cannot."""
         several = _as_list(prompts)
         params = _params_list(sampling_params, len(several))
-        jobs = [self._job(prompt, p, priority[i] if priority else 0) for i, (prompt, p) in enumerate(zip(several, params, strict=True))]
+        priorities = [0] * len(several) if priority is None else list(priority)
+        if len(priorities) != len(several):
+            raise InvalidRequestError(f"{len(several)} prompts need as many priorities, got {len(priorities)}", param="priority")
+        jobs = [self._job(*asked) for asked in zip(several, params, priorities, strict=True)]
         self._run(jobs, progress=bool(use_tqdm) and sys.stderr.isatty())
         return [job.output for job in jobs]
 
@@ -145,6 +152,8 @@ class LLM:
             if isinstance(prompt.get("prompt"), str):
                 return prompt["prompt"], self._tokenizer.encode(prompt["prompt"])
             raise InvalidRequestError(f"a prompt mapping needs 'prompt' (text) or 'prompt_token_ids', got keys {sorted(prompt)}", param="prompt")
+        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+            raise InvalidRequestError(f"a prompt must be text, token ids or a mapping, got {type(prompt).__name__}", param="prompt")
         return None, list(prompt)
 
     def _run(self, jobs: Sequence[_Job], *, progress: bool) -> None:
@@ -175,6 +184,7 @@ class _Job:
                 stop=tuple(params.stop),
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
+                prompt_tail=output.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
             )
             for _ in requests
         ]
@@ -185,9 +195,11 @@ class _Job:
         if out.finish_reason is not None:
             return False
         self.output.num_cached_tokens = max(self.output.num_cached_tokens, event.cached_tokens)
-        delta = stream.push(event.token_ids)
+        # The token that ends an answer counts, but is not text unless the caller wants to see what stopped it.
+        silent = event.stop_token is not None and not self._params.include_stop_str_in_output
+        delta = stream.push(event.token_ids[:-1] if silent else event.token_ids)
         out.text += delta.text
-        kept = delta.token_count
+        kept = delta.token_count + (silent and delta.stopped is None)
         out.token_ids.extend(event.token_ids[:kept])
         self._add_logprobs(out, event.token_ids[:kept], event.logprobs[:kept])
         if delta.stopped is not None:
@@ -221,10 +233,10 @@ class _Job:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
     listed: list[Any] = list(prompts)
-    return [listed] if listed and all(isinstance(item, int) for item in listed) else listed
+    return [listed] if listed and all(isinstance(item, Number) for item in listed) else listed
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

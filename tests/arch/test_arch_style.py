@@ -22,7 +22,9 @@ ALL_MODULES = modules()
 
 def unannotated(module: Module) -> Iterator[str]:
     """Public functions and methods with a parameter or a result that has no type."""
-    for owner in [module.tree, *(node for node in module.tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))]:
+    classes = [node for node in module.tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    owners: list[ast.Module | ast.ClassDef] = [module.tree, *classes]
+    for owner in owners:
         for node in owner.body:
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or (node.name.startswith("_") and not node.name.startswith("__")):
                 continue

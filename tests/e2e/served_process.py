@@ -90,7 +90,9 @@ class ServedProcess:
 @contextmanager
 def served(*flags: str) -> Iterator[ServedProcess]:
     """A server with the embedded model that takes requests; nothing of it is left afterwards, whatever happens."""
-    with subprocess.Popen([*COMMAND, "serve", "smollm2", "--port", "0", *flags], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*COMMAND, "serve", "smollm2", "--port", "0", *flags], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         said = Said(process.stderr)
         stages: Sequence[psutil.Process] = ()

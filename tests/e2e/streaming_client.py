@@ -1,6 +1,6 @@
 """A client process with many open streams: says "open" once each has begun, and reads on until it is killed. Run by test_serve_two_stages.py.
 
-    python streaming_client.py URL COUNT
+python streaming_client.py URL COUNT
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ async def read_stream(client: openai.AsyncOpenAI, number: int, begun: asyncio.Ba
     stream = await client.completions.create(
         model="smollm2", prompt=f"Story number {number}: once upon a time", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
     )
-    waiting = True
+    await anext(stream)
+    await begun.wait()
     async for _ in stream:
-        if waiting:
-            waiting = False
-            await begun.wait()
+        pass
 
 
 async def main(url: str, count: int) -> None:

@@ -1,4 +1,7 @@
-"""A server with two stages in two processes gives each of many clients, all at once, exactly what one stage gives offline; and forgets clients that die."""
+"""A server with two stages in two processes gives each of many clients, all at once, exactly what one stage gives offline.
+
+And it forgets clients that die, and ends when told to.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from lockstep.core.layout import BatchLayout
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Admissions, NewBlocks, Ready, Rows, Side, Slots, StepPlan, StepResult
 from lockstep.core.request import EngineRequest
-from lockstep.core.schema import ADMITTED, MARK_TOKEN, column_array
 from lockstep.core.scheduler import Delivery, Scheduler, SchedulerConfig
+from lockstep.core.schema import ADMITTED, MARK_TOKEN, column_array
 from lockstep.core.table import SlotTable, TableShape
 
 TOKEN = 7
@@ -155,13 +155,19 @@ Propose = Callable[[int, int], Sequence[int]]
 """(generation, known tokens after this result) -> next drafts."""
 
 
-class Loop:
-    """A scheduler and one replica. `plan` writes the next plan; `answer` resolves the oldest plan that is out and gives its result to the scheduler."""
+def always_token(_generation: int, _position: int) -> int:
+    return TOKEN
 
-    def __init__(self, scheduler: Scheduler, *, length_max: int = 64, draw: Draw = lambda _generation, _position: TOKEN, propose: Propose | None = None) -> None:
+
+class Loop:
+    """A scheduler and one replica. `plan` writes the next plan; `answer` resolves the oldest that is out and gives its result to the scheduler."""
+
+    def __init__(self, scheduler: Scheduler, *, length_max: int = 64, draw: Draw = always_token, propose: Propose | None = None) -> None:
         c = scheduler.config
         self.scheduler = scheduler
-        self.table = SlotTable(TableShape(slot_count=c.slot_count, length_max=length_max, block_size=c.block_size, drafts_max=c.drafts_max), poison=True)
+        self.table = SlotTable(
+            TableShape(slot_count=c.slot_count, length_max=length_max, block_size=c.block_size, drafts_max=c.drafts_max), poison=True
+        )
         self.plans: deque[StepPlan] = deque()
         self.layouts: list[BatchLayout] = []
         self.tokens: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Where an accepted run ends: at the first draft that the target would not have drawn, at a stop, at the cap, whichever comes first (C3-01, C3-02)."""
+"""Where an accepted run ends: at a draft that the target would not have drawn, at a stop or at the cap, whichever is first (C3-01, C3-02)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-
 from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
+
 from lockstep.core.acceptance import accept
 from lockstep.core.layout import BatchLayout
 from lockstep.core.records import LogprobColumns, Side, StepResult

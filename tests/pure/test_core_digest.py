@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
 from numpy.typing import NDArray
 
-from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
 from lockstep.core.digest import Digest, mix64, mix64_array
 from lockstep.core.layout import BatchLayout
 from lockstep.core.records import Side, StepPlan, StepResult

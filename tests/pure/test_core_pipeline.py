@@ -9,8 +9,8 @@ import heapq
 from dataclasses import dataclass
 
 import pytest
-
 from core_loop import Loop, make_request, make_scheduler
+
 from lockstep.core.layout import BatchLayout
 from lockstep.core.records import StepPlan
 
@@ -25,7 +25,7 @@ class StageClock:
 
 
 class Pipeline:
-    """starts: when the first stage began and ended each plan. A plan's way through the stages is worked out when it is sent: all that it waits for is known."""
+    """starts: when the first stage began and ended each plan. A plan's way through the stages is worked out when it is sent."""
 
     def __init__(self, loop: Loop, stage_count: int, overhead: float) -> None:
         self.loop = loop

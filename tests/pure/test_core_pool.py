@@ -150,13 +150,17 @@ def keys_of(secret: bytes, salt: bytes, tokens: list[int], block_size: int) -> l
     return chain
 
 
+Prefix = tuple[bytes, list[int]]
+
 SALTS = st.sampled_from([b"", b"a", b"ab", b"salt", b"\x00", b"\x00\x00\x00\x00", b"a\x00\x00\x00"])
 TOKENS = st.lists(st.integers(0, 2), min_size=2, max_size=8)
 
 
 @given(first=st.tuples(SALTS, TOKENS), second=st.tuples(SALTS, TOKENS), block_size=st.integers(1, 3))
 @settings(max_examples=300, deadline=None)
-def test_keys_are_equal_exactly_for_equal_salts_and_prefixes(first: tuple[bytes, list[int]], second: tuple[bytes, list[int]], block_size: int) -> None:
+def test_keys_are_equal_exactly_for_equal_salts_and_prefixes(
+    first: tuple[bytes, list[int]], second: tuple[bytes, list[int]], block_size: int
+) -> None:
     one, two = (keys_of(b"secret", salt, tokens, block_size) for salt, tokens in (first, second))
     for i, key in enumerate(one):
         for j, other in enumerate(two):

@@ -1,11 +1,11 @@
-"""KV that attention is about to read is the request's own prefix, or the step is refused: stale blocks, wrong positions, overwritten tails, rejected drafts."""
+"""KV that attention is about to read is the request's own prefix, or the step is refused: stale blocks, wrong positions, rejected drafts."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
+
 from lockstep.core.layout import BatchLayout
 from lockstep.core.provenance import Provenance, token_mix
 from lockstep.core.records import Side
@@ -19,7 +19,9 @@ PROMPT = [11, 12, 13, 14, 15, 16]
 class OneRequest:
     """One request in slot 0 with blocks of its own choice, step by step, over one stage's tags."""
 
-    def __init__(self, prompt: list[int], blocks: list[int], *, provenance: Provenance | None = None, computed: int = 0, side: Side | None = None) -> None:
+    def __init__(
+        self, prompt: list[int], blocks: list[int], *, provenance: Provenance | None = None, computed: int = 0, side: Side | None = None
+    ) -> None:
         self.table = SlotTable(TableShape(slot_count=1, length_max=32, block_size=BLOCK_SIZE, drafts_max=4), poison=True)
         self.provenance = provenance or Provenance(16, BLOCK_SIZE)
         self._admission = Admission(slot=0, generation=1, tokens=prompt, cap=30, computed=computed, side=side or Side())
@@ -88,9 +90,9 @@ def test_blocks_in_the_wrong_order_are_seen() -> None:
 
 
 def test_equal_tokens_at_another_position_are_another_prefix() -> None:
-    tags = token_mix(np.full(8, 11, np.int32), np.arange(8, dtype=np.int32), np.ones(8, np.int32), np.uint64(0))
+    tags = token_mix(np.full(8, 11, np.int32), np.arange(8, dtype=np.int32), np.ones(8, np.int32), np.zeros(1, np.uint64))
     assert len(set(tags.tolist())) == 8
-    assert token_mix(np.array([11], np.int32), np.array([0], np.int32), np.array([2], np.int32), np.uint64(0))[0] != tags[0]
+    assert token_mix(np.array([11], np.int32), np.array([0], np.int32), np.array([2], np.int32), np.zeros(1, np.uint64))[0] != tags[0]
 
 
 def test_another_tenant_s_kv_is_another_prefix() -> None:
@@ -107,16 +109,17 @@ def test_block_that_nobody_wrote_is_seen() -> None:
 
 @pytest.mark.parametrize("computed", [1, 2, 3, 5])
 def test_tail_inside_a_block_is_checked(computed: int) -> None:
+    provenance = Provenance(16, BLOCK_SIZE)
+    if computed == 5:
+        OneRequest([*PROMPT[:4], 0], [3, 9], provenance=provenance).compute(4, samples=False)
+    reader = OneRequest(PROMPT, [3, 5], provenance=provenance, computed=computed)
     with pytest.raises(ProvenanceError, match=f"position {computed - 1}"):
-        provenance = Provenance(16, BLOCK_SIZE)
-        if computed == 5:
-            OneRequest(PROMPT[:4] + [0], [3, 9], provenance=provenance).compute(4, samples=False)
-        OneRequest(PROMPT, [3, 5], provenance=provenance, computed=computed).step(1, samples=computed == 5)
+        reader.step(1, samples=computed == 5)
 
 
 @pytest.mark.parametrize("position", range(4))
 def test_partly_overwritten_block_is_seen(position: int) -> None:
-    """Another request wrote one position of the block (a write through a stale table): the block's last tag is void, whatever its other positions hold."""
+    """Another request wrote one position through a stale table: the block's last tag is void, whatever its other positions hold."""
     owner = OneRequest(PROMPT, [3, 5])
     owner.compute(6, samples=True)
     intruder = OneRequest([1, 2, 3, 4], [3], provenance=owner.provenance, computed=position)
@@ -145,7 +148,7 @@ def test_rejected_drafts_leave_nothing_valid_behind(accepted: int) -> None:
     request.result([21], [31, 32, 33])
     request.compute(4, samples=True)
     assert request.provenance.block_tags[5] != 0
-    run = [31, 32, 33, 40][: accepted - 1] + [50]
+    run = [*[31, 32, 33, 40][: accepted - 1], 50]
     request.result(run)
     layout = request.compute(1, samples=True)
     assert layout.start[0] == 6 + accepted
@@ -157,7 +160,7 @@ def test_rejected_drafts_leave_nothing_valid_behind(accepted: int) -> None:
 
 
 def test_reader_that_expects_a_rejected_draft_is_refused() -> None:
-    """The tags of rejected drafts are those of another prefix, so a request that really has them hits nothing by mistake, and one that has not fails."""
+    """The tags of rejected drafts are those of another prefix; whoever expects what was accepted there does not find it."""
     request = OneRequest(PROMPT, [3, 5])
     request.compute(6, samples=True)
     request.result([21], [31])

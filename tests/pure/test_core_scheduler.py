@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-
 from core_loop import TOKEN, Answer, Loop, make_request, make_result, make_scheduler
+
 from lockstep.core.records import Side, StepPlan
 from lockstep.core.request import EngineRequest, LiveRequest
 from lockstep.core.types import ceil_div

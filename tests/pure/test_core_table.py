@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-
 from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
+
 from lockstep.core.digest import mix64
 from lockstep.core.layout import BatchLayout
 from lockstep.core.records import Side, StepPlan
@@ -94,7 +94,9 @@ class Twin:
 
     def check_and_note(self, plan: StepPlan, layout: BatchLayout) -> None:
         """Every value of the layout, row by row, from the lists; then what the step changes."""
-        rows = [(slot, budget) for slot, budget in zip(plan.rows.slots.tolist(), plan.rows.counts.tolist(), strict=True) if not self.slots[slot].finished]
+        rows = [
+            (slot, budget) for slot, budget in zip(plan.rows.slots.tolist(), plan.rows.counts.tolist(), strict=True) if not self.slots[slot].finished
+        ]
         assert layout.slot.tolist() == [slot for slot, _ in rows]
         sampling_row = 0
         for r, (slot, budget) in enumerate(rows):
@@ -140,7 +142,11 @@ class Twin:
         columns = one.admission.values()
         for name in ("seed", "temperature", "top_k", "top_p", "min_p", "logprob_count"):
             assert getattr(s, name)[at].tolist() == [columns[name]] * (verified + 1), name
-        assert (layout.prompt_length[q], layout.length_cap[q], layout.side_hash[q]) == (columns["prompt_length"], one.admission.cap, one.admission.side.hash64())
+        assert (layout.prompt_length[q], layout.length_cap[q], layout.side_hash[q]) == (
+            columns["prompt_length"],
+            one.admission.cap,
+            one.admission.side.hash64(),
+        )
         assert tuple(layout.stop_ids.row(q).tolist()) == one.admission.side.stop_ids
         assert layout.sides[q] == one.admission.side
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
+
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.errors import LogError
 
@@ -50,9 +50,35 @@ def ready(slot: int, generation: int, computed: int) -> Callable[[SlotTable], ob
 
 
 def late_row(table: SlotTable) -> None:
-    """Slot 0 knows 5 tokens after its result; its row at position 4 lies in a block that it does not have."""
-    table.apply_result(make_result(0, [Answer(0, 10, [4, 5])]))
-    run_plan(table, make_plan(1, 1, rows=[Row(0, 10, 1, 4, True)]))
+    """The second decode row of slot 0, at position 4, lies in a block that it does not have."""
+    for step, token in ((0, 4), (1, 5)):
+        table.apply_result(make_result(step, [Answer(0, 10, [token])]))
+        run_plan(table, make_plan(step + 1, step + 1, rows=[Row(0, 10, 1, 3 + step, True)]))
+
+
+def filled_cap(table: SlotTable) -> None:
+    """Slot 3 has room for one token; its result brings that and says that the request goes on."""
+    admission = Admission(slot=3, generation=13, tokens=[1, 2, 3], cap=4)
+    run_plan(table, make_plan(1, 0, admits=[admission], blocks=[(3, [7])], rows=[Row(3, 13, 3, 0, True)]))
+    table.apply_result(make_result(0))
+    table.apply_result(make_result(1, [Answer(3, 13, [4])]))
+
+
+def changed_token(table: SlotTable) -> None:
+    """A known token of slot 1 is no longer the one that came with the admission."""
+    table.tokens[1, 2] += 1
+    run_plan(table, make_plan(1, 0, rows=[Row(1, 11, 1, 2, False)]))
+
+
+def unlawful_void(table: SlotTable) -> None:
+    """An admission whose positions are marked as holding nothing."""
+    admission = Admission(slot=3, generation=13, tokens=[1, 2], cap=8, mark=0)
+    run_plan(table, make_plan(1, 0, admits=[admission], blocks=[(3, [7])], rows=[Row(3, 13, 2, 0, True)]))
+
+
+def unplanned_sample(table: SlotTable) -> None:
+    """A row that reaches the end of what slot 1 knows, written as if it did not."""
+    run_plan(table, make_plan(1, 0, blocks=[(1, [7])], rows=[Row(1, 11, 3, 2, False)]))
 
 
 REFUSED: dict[str, tuple[Callable[[SlotTable], object], str]] = {
@@ -60,7 +86,10 @@ REFUSED: dict[str, tuple[Callable[[SlotTable], object], str]] = {
     "a result for a slot that waits for none": (answer(Answer(1, 11, [6])), "do not wait for it"),
     "a result without a token": (answer(Answer(0, 10, [])), "without a token"),
     "a result past the length cap": (answer(Answer(0, 10, [4] * 6)), "length cap"),
+    "a result with more tokens than were sampled": (answer(Answer(0, 10, [4, 5])), "positions were sampled"),
+    "a result that fills the cap and ends nothing": (filled_cap, "does not end the request"),
     "a result with more drafts than fit": (answer(Answer(0, 10, [4], 0, [1, 2, 3])), "at most 2 fit"),
+    "a known token that has changed": (changed_token, "are not those that were written there"),
     "a plan out of turn": (lambda table: table.apply_plan(make_plan(2, 0)), "plan 1 comes next"),
     "a plan run again": (lambda table: table.apply_plan(make_plan(0, 0)), "plan 1 comes next"),
     "a horizon above the results": (lambda table: table.apply_plan(make_plan(1, 1)), "horizon 1, 0 results"),
@@ -91,16 +120,11 @@ REFUSED: dict[str, tuple[Callable[[SlotTable], object], str]] = {
     "a row on a slot that imports": (rows(Row(2, 12, 1, 0, False)), "importing"),
     "a row without a token": (rows(Row(1, 11, 0, 2, False)), "without a token"),
     "a row that starts elsewhere": (rows(Row(1, 11, 1, 3, False)), "assumed starts"),
-    "a row that samples though it was not to": (lambda t: run_plan(t, make_plan(1, 0, blocks=[(1, [7])], rows=[Row(1, 11, 3, 2, False)])), "assumed samples"),
+    "a row that samples though it was not to": (unplanned_sample, "assumed samples"),
     "a row that does not sample though it was to": (rows(Row(1, 11, 1, 2, True)), "assumed samples"),
     "a row that reaches past its blocks": (rows(Row(1, 11, 3, 2, True)), "have [1] blocks"),
     "a decode row that reaches past its blocks": (late_row, "have [1] blocks"),
-    "a row over positions that hold nothing": (
-        lambda table: run_plan(
-            table, make_plan(1, 0, admits=[Admission(slot=3, generation=13, tokens=[1, 2], cap=8, mark=0)], blocks=[(3, [7])], rows=[Row(3, 13, 2, 0, True)])
-        ),
-        "hold nothing",
-    ),
+    "a row over positions that hold nothing": (unlawful_void, "hold nothing"),
 }
 
 

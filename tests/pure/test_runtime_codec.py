@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from core_loop import Admission, Answer, Row, make_plan, make_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core_loop import Admission, Answer, Row, make_plan, make_result
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Exports, LogprobColumns, Side, Slots, StepPlan, StepResult, Transfer
 from lockstep.errors import LinkError
@@ -22,6 +22,8 @@ from lockstep.runtime.transport.codec import DTYPES, KIND_OF, MESSAGES, Codec, a
 CODEC = Codec()
 INTS, SMALL = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(0, 100)
 WORDS = st.integers(0, (1 << 64) - 1)
+DIGESTS = st.lists(WORDS, max_size=4).map(lambda values: np.array(values, np.uint64))
+EXTRAS = st.dictionaries(st.text(max_size=4), st.binary(max_size=5), max_size=2)
 FLOATS = st.floats(width=32)
 
 
@@ -46,7 +48,11 @@ def plans(draw: st.DrawFn) -> StepPlan:
             generation=draw(st.integers(0, 1 << 62)),
             tokens=draw(st.lists(SMALL, max_size=5)),
             cap=draw(SMALL),
-            side=Side(stop_ids=tuple(draw(st.lists(SMALL, max_size=3))), cache_salt=draw(st.binary(max_size=5)), extras={"grammar": draw(st.binary(max_size=5))}),
+            side=Side(
+                stop_ids=tuple(draw(st.lists(SMALL, max_size=3))),
+                cache_salt=draw(st.binary(max_size=5)),
+                extras=draw(EXTRAS),
+            ),
             columns={"seed": draw(WORDS), "temperature": draw(FLOATS)},
         )
         for slot in range(draw(st.integers(0, 3)))
@@ -81,18 +87,23 @@ def results(draw: st.DrawFn) -> StepResult:
         top_ids=np.full((count, width), -1, np.int32),
         top_logprobs=np.full((count, width), np.nan, np.float32),
     )
-    digests = np.array(draw(st.lists(WORDS, max_size=4)), np.uint64)
-    return dataclasses.replace(result, logprobs=draw(st.sampled_from([None, logprobs])), digests=digests)
+    return dataclasses.replace(result, logprobs=draw(st.sampled_from([None, logprobs])), digests=draw(DIGESTS))
 
 
 TEXTS = st.text(max_size=8)
 MESSAGE_STRATEGIES: dict[type[Any], st.SearchStrategy[Any]] = {
     StepPlan: plans(),
     StepResult: results(),
-    Activations: st.builds(Activations, epoch=SMALL, step=SMALL, digests=st.lists(WORDS, max_size=4).map(lambda v: np.array(v, np.uint64)), tensors=st.just({})),
+    Activations: st.builds(Activations, epoch=SMALL, step=SMALL, digests=DIGESTS, tensors=st.just({})),
     StageHello: st.builds(
-        StageHello, stage=SMALL, pid=SMALL, agreement=st.dictionaries(TEXTS, TEXTS, max_size=3), layers=st.tuples(SMALL, SMALL), kv_block_bytes=SMALL,
-        weight_bytes=st.integers(0, 1 << 50), kv_bytes_max=st.integers(0, 1 << 50),
+        StageHello,
+        stage=SMALL,
+        pid=SMALL,
+        agreement=st.dictionaries(TEXTS, TEXTS, max_size=3),
+        layers=st.tuples(SMALL, SMALL),
+        kv_block_bytes=SMALL,
+        weight_bytes=st.integers(0, 1 << 50),
+        kv_bytes_max=st.integers(0, 1 << 50),
     ),
     StageStart: st.builds(StageStart, epoch=SMALL, block_counts=st.lists(SMALL, max_size=3).map(tuple)),
     StageReady: st.builds(StageReady, stage=SMALL, kv_bytes=SMALL, threads=SMALL),

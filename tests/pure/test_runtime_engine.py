@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from core_loop import make_request
+
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.params import SamplingParams
 from lockstep.core.records import StepPlan, StepResult
@@ -178,6 +178,7 @@ def test_close_aborts_what_is_open_and_is_not_alarmed_by_a_second_call(engine: E
     witness.first.wait(TIMEOUT_S)
     engine.close()
     engine.close()
+    witness.wait(7)
     witness.check(7)
     assert {event.finish_reason for event in witness.ends.values()} <= {FinishReason.ABORT, FinishReason.LENGTH}
     assert FinishReason.ABORT in {event.finish_reason for event in witness.ends.values()}
@@ -231,17 +232,30 @@ def test_failure_of_the_stages_ends_every_open_request_and_later_ones_at_once(er
     assert failing.closed == 1
 
 
-def test_request_that_breaks_the_engine_takes_nobody_s_last_event_with_it() -> None:
-    """An id submitted twice is our mistake and stops the engine; those who came in by the same turn are told as well."""
-    engine = Engine(*make_parts())
+def test_second_request_of_one_name_is_refused_and_the_first_goes_on(engine: Engine) -> None:
     first, second = Witness(), Witness()
-    engine.submit_all([make_request("x", [1], 500), make_request("y", [2], 500)], first)
-    first.first.wait(TIMEOUT_S)
-    engine.submit_all([make_request("y", [2], 500), make_request("z", [3], 500)], second)
+    request = make_request("x", [1, 2], 20)
+    engine.submit_all([request, make_request("y", [2], 4)], first)
+    engine.submit_all([request, make_request("z", [3], 4)], second)
+    first.wait(2)
     second.wait(2)
     engine.close()
-    assert {name: event.finish_reason for name, event in second.ends.items()} == {"y": FinishReason.ERROR, "z": FinishReason.ERROR}
-    assert first.ends["x"].finish_reason is FinishReason.ERROR
+    first.check(2)
+    second.check(2)
+    assert isinstance(second.ends["x"].error, InternalError)
+    assert second.ends["z"].finish_reason is FinishReason.LENGTH
+    assert first.tokens["x"] == closed_form(request, layer_count=LAYER_COUNT, vocabulary=VOCABULARY)
+
+
+def test_request_that_breaks_the_engine_takes_nobody_s_last_event_with_it() -> None:
+    """A request that nobody should have built stops the engine; those who came in with it, before and behind it, are told as well."""
+    engine = Engine(*make_parts())
+    witness = Witness()
+    engine.submit_all([make_request("before", [1], 500), make_request("broken", [1, 2, 3], -2), make_request("behind", [2], 500)], witness)
+    witness.wait(3)
+    engine.close()
+    witness.check(3)
+    assert {event.finish_reason for event in witness.ends.values()} == {FinishReason.ERROR}
     assert engine.state.phase == "failed"
 
 
@@ -270,30 +284,49 @@ def _client(engine: Engine) -> AsyncClient:
 
 
 def test_async_client_streams_and_leaving_early_aborts(engine: Engine) -> None:
-    """C7-03: a client that goes away leaves nothing running."""
+    """C7-03: a client that goes away leaves nothing running. The request after it proves that the engine has heard."""
 
-    async def talk() -> tuple[int, int]:
+    async def talk() -> list[int]:
         client = _client(engine)
-        whole = [t async for event in client.generate("a", [1, 2], SamplingParams(max_tokens=5, temperature=0.0)) for t in event.token_ids]
-        stream = client.generate("b", [1, 2], SamplingParams(max_tokens=500, temperature=0.0))
-        partly = len((await anext(stream)).token_ids)
-        await stream.aclose()  # type: ignore[attr-defined]
-        last = [event async for event in client.generate("c", [1, 2], SamplingParams(max_tokens=2, temperature=0.0))]
-        return len(whole), partly + len(last) - len(last)
+        counts = []
+        for name, most in (("a", 5), ("b", 500), ("c", 3)):
+            count = 0
+            stream = client.generate(name, [1, 2], SamplingParams(max_tokens=most, temperature=0.0))
+            async for event in stream:
+                count += len(event.token_ids)
+                if name == "b":
+                    break
+            await stream.aclose()  # type: ignore[attr-defined]
+            counts.append(count)
+        return counts
 
-    whole, partly = asyncio.run(talk())
-    assert whole == 5
-    assert 0 < partly < 500
+    assert asyncio.run(talk()) == [5, 1, 3]
+    assert engine.driver.scheduler.stats.aborts == 1
+    assert engine.driver.scheduler.request_ids == ()
+
+
+def test_engine_outlives_a_client_whose_event_loop_is_closed(engine: Engine) -> None:
+    """Somebody's loop ends with a request open: its events go nowhere, and the requests of others end as they would have."""
+
+    async def leave() -> None:
+        client = _client(engine)
+        engine.submit(make_request("orphan#0", [1], 400), client._sink)
+
+    witness = Witness()
+    asyncio.run(leave())
+    engine.submit(make_request("r", [1], 5), witness)
+    witness.wait(1)
     engine.close()
-    assert "b#0" not in engine.driver.scheduler.request_ids
+    assert witness.ends["r"].finish_reason is FinishReason.LENGTH
+    assert engine.state.phase == "closed"
 
 
 def test_async_client_refuses_a_bad_request_before_the_engine_sees_it(engine: Engine) -> None:
     async def talk() -> None:
         client = _client(engine)
-        for prompt, params, name in (([], SamplingParams(), "prompt"), ([VOCABULARY], SamplingParams(), "prompt"), ([1], SamplingParams(max_tokens=600), "max_tokens")):
+        for prompt, most, name in (([], 5, "prompt"), ([VOCABULARY], 5, "prompt"), ([1], 600, "max_tokens")):
             with pytest.raises(InvalidRequestError) as caught:
-                await anext(client.generate("r", prompt, params))
+                await anext(client.generate("r", prompt, SamplingParams(max_tokens=most)))
             assert caught.value.param == name
 
     asyncio.run(talk())

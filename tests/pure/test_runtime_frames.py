@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from core_loop import Row, make_plan
+
 from lockstep.errors import LinkError
 from lockstep.runtime.messages import Activations, Heartbeat
 from lockstep.runtime.transport import frames
@@ -82,9 +82,17 @@ def test_every_bit_of_the_header_counts(bit: int) -> None:
 
 def test_lost_added_swapped_and_short_parts_are_errors() -> None:
     header, *parts = (bytes(part) for part in LinkWriter(SOURCE, DESTINATION).pack(activations()))
-    for wrong in ([header], [header, *parts[:-1]], [header, *parts, b""], [header, *parts[::-1]], [header, *parts[:-1], parts[-1][:-4]], [header[:-1], *parts]):
+    wrong = {
+        "all lost": [header],
+        "last lost": [header, *parts[:-1]],
+        "one added": [header, *parts, b""],
+        "swapped": [header, *parts[::-1]],
+        "short part": [header, *parts[:-1], parts[-1][:-4]],
+        "short header": [header[:-1], *parts],
+    }
+    for received in wrong.values():
         with pytest.raises(LinkError):
-            LinkReader(DESTINATION).unpack(wrong)
+            LinkReader(DESTINATION).unpack(received)
 
 
 def test_damaged_message_does_not_count_as_received() -> None:

@@ -104,27 +104,27 @@ def refuse_unsupported(arguments: list[str]) -> None:
 
 
 def expand_config_file(arguments: list[str]) -> list[str]:
-    """Replace `--config FILE` (YAML: flag names without dashes, and their values) by the flags it stands for, which flags given beside it
-    override."""
+    """Replace `--config FILE` (YAML: flag names without dashes, and their values) by the flags it stands for. Flags given beside it override, and
+    so does a model that follows the command."""
     if "--config" not in arguments:
         return arguments
     at = arguments.index("--config")
     if at + 1 == len(arguments):
         raise ConfigError("--config needs a file")
     settings = _read_settings(Path(arguments[at + 1]))
-    rest = arguments[:at] + arguments[at + 2 :]
+    command, *rest = [*arguments[:at], *arguments[at + 2 :]] or [""]
     given: list[str] = []
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
+        if value is None or any(argument.split("=", 1)[0] == flag for argument in rest):
+            continue
         if name == "model":
-            rest = [*rest, str(value)] if not any(not r.startswith("-") for r in rest) else rest
+            given[:0] = [] if rest and not rest[0].startswith("-") else [str(value)]
         elif isinstance(value, bool):
             given.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, list):
-            given.extend([flag, *map(str, value)])
         else:
-            given.append(f"{flag}={value}")
-    return given + rest
+            given.extend(f"{flag}={item}" for item in (value if isinstance(value, list) else [value]))
+    return [command, *rest[:1], *given, *rest[1:]] if rest and not rest[0].startswith("-") else [command, *given, *rest]
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
@@ -134,6 +134,6 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path} is not YAML: {error}") from None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"--config {path} must hold settings, one 'name: value' a line, got {type(settings).__name__}")
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
+        raise ConfigError(f"--config {path} must hold settings, one 'name: value' a line, got {settings!r:.80}")
     return settings

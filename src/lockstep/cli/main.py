@@ -22,8 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        refuse_unsupported(given)
-        parsed = _parser().parse_args(expand_config_file(given))
+        expanded = expand_config_file(given)
+        refuse_unsupported(expanded)
+        parsed = _parser().parse_args(expanded)
         command: Command = parsed.run
         return command(parsed)
     except LockstepError as error:

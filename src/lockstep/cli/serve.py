@@ -27,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     http.add_argument("--host", default="127.0.0.1", help="(default: %(default)s, this machine only; 0.0.0.0 is every interface)")
     http.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
     http.add_argument("--uds", help="listen at this Unix socket instead of host and port")
-    http.add_argument("--served-model-name", nargs="+", help="names that requests may use; answers carry the first (default: MODEL)")
+    http.add_argument("--served-model-name", action="extend", nargs="+", help="names that requests may use; answers carry the first (default: MODEL)")
     http.add_argument("--api-key", help=f"ask clients for this key (default: ${API_KEY_VARIABLE}, or none)")
     http.add_argument("--max-logprobs", type=int, default=20, help="most alternatives a token that a request may ask for (default: %(default)s)")
     http.add_argument("--allowed-origins", default="[]", help="origins that browsers may call from, as JSON: '[\"*\"]' (default: none)")

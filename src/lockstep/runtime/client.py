@@ -6,6 +6,7 @@ They turn engine events of one turn into one wake-up of the loop. They know requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 from collections.abc import AsyncIterator, Iterator, Sequence
 
@@ -62,7 +63,8 @@ class AsyncClient:
         self._engine.abort(f"{request_id}#{choice}")
 
     def _sink(self, events: list[TokenEvent]) -> None:
-        self._loop.call_soon_threadsafe(self._deliver, events)
+        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left who listens; that may not stop the engine
+            self._loop.call_soon_threadsafe(self._deliver, events)
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         for event in events:

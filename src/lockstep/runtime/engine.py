@@ -126,27 +126,29 @@ class Engine:
             self._cluster.close()
 
     def _turn(self) -> None:
-        events = self._take_commands()
+        self._take_commands()
         while (plan := self._driver.next_plan()) is not None:
             self._cluster.send(plan)
-        self._dispatch(events)
         timeout_s = 0.0 if self._commands else IDLE_POLL_S
         events = [event for result in self._cluster.poll(timeout_s) for event in self._driver.receive(result)]
         self._state = self._read_state()
         self._dispatch(events)
 
-    def _take_commands(self) -> list[TokenEvent]:
+    def _take_commands(self) -> None:
+        """One by one, so that a command that fails leaves those behind it in the queue, where `_end_all` finds them. An abort is answered at once,
+        before a request of the same name can follow it in."""
         with self._lock:
-            commands = list(self._commands)
-            self._commands.clear()
-        events = []
-        for command in commands:
-            if isinstance(command, _Submit):
+            count = len(self._commands)
+        for _ in range(count):
+            command = self._commands.popleft()
+            if isinstance(command, _Abort):
+                event = self._driver.abort(command.request_id)
+                self._dispatch([] if event is None else [event])
+            elif command.request.request_id in self._sinks:
+                command.sink([_refusal(command.request)])
+            else:
                 self._sinks[command.request.request_id] = (command.sink, 0)
                 self._driver.submit(command.request)
-            elif (event := self._driver.abort(command.request_id)) is not None:
-                events.append(event)
-        return events
 
     def _dispatch(self, events: list[TokenEvent]) -> None:
         """Hand each sink its events of this turn at once; check that no index is skipped or repeated."""
@@ -196,6 +198,12 @@ class Engine:
         self._dispatch(
             [TokenEvent(request_id=request_id, index=index, finish_reason=reason, error=error) for request_id, (_, index) in self._sinks.items()]
         )
+
+
+def _refusal(request: EngineRequest) -> TokenEvent:
+    """Of a request whose name another open one has: the first goes on, the second ends."""
+    error = InternalError(f"request {request.request_id!r} is submitted twice; a name is free again after its last event")
+    return TokenEvent(request_id=request.request_id, index=0, finish_reason=FinishReason.ERROR, error=error)
 
 
 def _as_unavailable(error: LockstepError) -> LockstepError:

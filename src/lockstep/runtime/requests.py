@@ -103,9 +103,11 @@ class RequestFactory:
         if len(ids) == 0:
             raise InvalidRequestError("the prompt has no tokens; it must have at least one", param="prompt")
         try:
-            wide = np.array(ids, np.int64)
+            wide = np.array(ids)
         except (TypeError, ValueError, OverflowError):
-            raise InvalidRequestError("prompt token ids must be integers", param="prompt") from None
+            wide = np.array(None)
+        if wide.dtype.kind not in "iu":
+            raise InvalidRequestError("prompt token ids must be integers", param="prompt")
         bad = np.flatnonzero((wide < 0) | (wide >= self.limits.vocab_size))
         if wide.ndim != 1 or len(bad):
             found = f"got {int(wide[bad[0]])} at index {int(bad[0])}" if wide.ndim == 1 else f"got an array of shape {wide.shape}"

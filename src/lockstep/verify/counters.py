@@ -50,7 +50,8 @@ def missed_scheduling(cell: Cell, counters: Counters, *, request_count: int, bud
     missed.check(asynchronous or unknown == 0, "steps_with_unknown_result == 0", unknown)
     named = {"1": 1, "4": 4, "all": request_count}[cell["at_once"]]
     alone = cell["at_once"] == "1"
-    missed.check(c["requests_at_once_max"] >= named / 2, f"requests_at_once_max >= {named / 2:g}", c["requests_at_once_max"])
+    at_once = min(named, budget) / 2  # a step of 8 tokens has at most 8 rows, however many requests are open
+    missed.check(c["requests_at_once_max"] >= at_once, f"requests_at_once_max >= {at_once:g}", c["requests_at_once_max"])
     missed.check(not alone or c["requests_open_max"] == 1, "requests_open_max == 1", c["requests_open_max"])
     # With no more requests than microbatches each decodes in a plan of its own, so that a newcomer need not meet any.
     mixing = named > (2 if cell["stages"] == "uneven" else int(cell["stages"]))

@@ -108,7 +108,8 @@ def _event(delivery: Delivery) -> TokenEvent:
 VARIANTS: tuple[tuple[int, int, int | None], ...] = ((4, 0, None), (4, 0, 9), (2, 0, None), (4, 1, None), (2, 0, 9), (4, 1, 9), (8, 0, None), (1, 0, 9))
 """What is varied until a pool is found that forces preemption: block size, microbatches beyond the stages, slots (None: enough for all)."""
 
-STRIDES = (24, 12, 6, 3)
+STRIDES = (24, 12, 6, 3, 2, 1)
+"""Of pool sizes, in blocks of 4 positions: first coarsely over all variants, then finely."""
 
 
 def choose_pool(
@@ -121,27 +122,29 @@ def choose_pool(
     """The config with a pool, and if need be another of VARIANTS, on which a dry run misses no counter; or, if none does, that which misses fewest (the
     cell will say so). misses: runs the cell on an engine and counts. Pool sizes go over the whole range coarsely, then finely."""
     best: tuple[int, EngineConfig] | None = None
-    for size, more, slots in VARIANTS:
-        most = sum(ceil_div(request.length_cap, size) for request in requests)
-        for count in _coarse_to_fine(ceil_div(window, size), most):
-            tried = dataclasses.replace(
-                config,
-                block_size=size,
-                num_gpu_blocks_override=count,
-                microbatches=config.pipeline_parallel_size + more,
-                max_num_seqs=slots or config.max_num_seqs,
-            )
-            missed = misses(DryEngine(Scheduler(scheduler_config(tried, (count,)), prefix_secret=b"dry run"), tokens_of))
-            if best is None or missed < best[0]:
-                best = (missed, tried)
-            if missed == 0:
-                return tried
+    for size, more, slots, count in _candidates(window, [request.length_cap for request in requests]):
+        tried = dataclasses.replace(
+            config,
+            block_size=size,
+            num_gpu_blocks_override=count,
+            microbatches=config.pipeline_parallel_size + more,
+            max_num_seqs=slots or config.max_num_seqs,
+        )
+        missed = misses(DryEngine(Scheduler(scheduler_config(tried, (count,)), prefix_secret=b"dry run"), tokens_of))
+        if best is None or missed < best[0]:
+            best = (missed, tried)
+        if missed == 0:
+            break
     assert best is not None
     return best[1]
 
 
-def _coarse_to_fine(least: int, most: int) -> list[int]:
-    seen: dict[int, None] = {}
+def _candidates(window: int, lengths: Sequence[int]) -> list[tuple[int, int, int | None, int]]:
+    """(block size, further microbatches, slots, blocks), each once: pools from the one that holds everything down to the one that holds one request."""
+    found: dict[tuple[int, int, int | None, int], None] = {}
     for stride in STRIDES:
-        seen.update(dict.fromkeys(range(most, least - 1, -stride)))
-    return list(seen)
+        for size, more, slots in VARIANTS:
+            most = sum(ceil_div(length, size) for length in lengths)
+            scaled = max(1, stride * 4 // size)
+            found.update(dict.fromkeys((size, more, slots, count) for count in range(most, ceil_div(window, size) - 1, -scaled)))
+    return list(found)
