@@ -11,7 +11,7 @@ from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
 from numpy.typing import NDArray
 
 from lockstep.core.digest import Digest, mix64, mix64_array
-from lockstep.core.layout import BatchLayout
+from lockstep.core.layout import BatchLayout, SamplingColumns
 from lockstep.core.records import Side, StepPlan, StepResult
 from lockstep.core.table import SlotTable, TableShape
 
@@ -66,7 +66,8 @@ def test_every_field_of_a_layout_is_folded() -> None:
         elif name == "sides":
             assert [side.hash64() for side in value] == LAYOUT.side_hash.tolist()
         else:
-            parts = value if isinstance(value, tuple) else value.arrays() if name == "sampling" else (value,)
+            columns = [getattr(value, column) for column in SamplingColumns.__dataclass_fields__] if name == "sampling" else [value]
+            parts = value if isinstance(value, tuple) else columns
             for part in parts:
                 arrays = (part,) if isinstance(part, np.ndarray) else (part.starts, part.values)
                 assert all(id(array) in listed and array.size for array in arrays), name

@@ -213,6 +213,22 @@ def test_highest_ranking_request_is_never_preempted() -> None:
     assert all(loop.tokens[name] == [TOKEN] * 30 for name, _ in names)
 
 
+def test_victim_with_a_row_in_the_plan_is_spared() -> None:
+    """Rule 17: the lowest takes the last block for its row; a higher one that is short of one in the same plan waits."""
+    loop = Loop(make_scheduler(token_budget=9, block_counts=(5,), priorities=True))
+    loop.scheduler.submit(make_request("first", [1] * 2, 6, priority=1))
+    loop.scheduler.submit(make_request("lowest", [2] * 3, 6, priority=2))
+    loop.expect_plan()
+    loop.scheduler.submit(make_request("high", [3] * 12, 3, priority=0))
+    assert loop.expect_plan().rows.counts.tolist() == [1, 1, 7]
+    loop.answer()
+    plan = loop.expect_plan()
+    assert loop.scheduler.pools[0].free_count == 0
+    assert (len(plan.rows), len(plan.releases.slots)) == (2, 0)
+    loop.run()
+    assert {name: len(tokens) for name, tokens in loop.tokens.items()} == {"first": 6, "lowest": 6, "high": 3}
+
+
 def test_results_out_of_turn_and_of_unknown_size_are_refused() -> None:
     scheduler = make_scheduler()
     scheduler.submit(make_request("r", [1, 2], 9))

@@ -139,6 +139,7 @@ def test_decoded_arrays_are_read_only() -> None:
     plan = CODEC.decode(*CODEC.encode(make_plan(0, 0, rows=[Row(0, 1, 1, 0, True)])))
     with pytest.raises(ValueError, match="read-only"):
         plan.rows.slots[0] = 5
+    assert not array_from_parts("<i4", (1,), bytearray(4)).flags.writeable
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int16", "object", ">i4", "bool"])

@@ -99,6 +99,23 @@ def test_replica_that_differs_in_one_value_is_caught_before_a_token_is_delivered
     assert {name: list(output.tokens) for name, output in rig.outputs.items()} == before
 
 
+def test_stage_that_is_told_another_digest_computes_nothing() -> None:
+    """The digest travels with the activations, so a difference stops the step at the next stage, before its KV is written."""
+    rig = Rig(RigConfig(stage_count=2))
+    rig.submit(make_request("a", [1, 2, 3], 5))
+    plan = rig.driver.next_plan()
+    assert plan is not None
+    first, last = rig.cluster.stages
+    first.offer(plan)
+    last.offer(plan)
+    (send,) = first.advance() or ()
+    assert isinstance(send.message, Activations)
+    last.offer(dataclasses.replace(send.message, digests=send.message.digests ^ np.uint64(1)))
+    with pytest.raises(DivergenceError, match="is not computed"):
+        last.advance()
+    assert not last._provenance[0].tags.any()
+
+
 def test_driver_refuses_a_result_that_lacks_a_rank_or_carries_another_digest() -> None:
     for change in (lambda d: d[:1], lambda d: d ^ np.array([0, 1], np.uint64), lambda d: np.append(d, d[:1])):
         rig = Rig(RigConfig(stage_count=2))

@@ -105,11 +105,24 @@ def _event(delivery: Delivery) -> TokenEvent:
     return TokenEvent(request_id=request_id, index=delivery.index, token_ids=delivery.tokens, finish_reason=delivery.finish)
 
 
-VARIANTS: tuple[tuple[int, int, int | None], ...] = ((4, 0, None), (4, 0, 9), (2, 0, None), (4, 1, None), (2, 0, 9), (4, 1, 9), (8, 0, None), (1, 0, 9))
+VARIANTS: tuple[tuple[int, int, int | None], ...] = (
+    (4, 0, None),
+    (4, 0, 9),
+    (2, 0, None),
+    (4, 1, None),
+    (2, 0, 9),
+    (1, 0, None),
+    (4, 1, 9),
+    (8, 0, None),
+    (2, 1, None),
+    (1, 1, None),
+    (3, 0, None),
+    (5, 0, None),
+)
 """What is varied until a pool is found that forces preemption: block size, microbatches beyond the stages, slots (None: enough for all)."""
 
-STRIDES = (24, 12, 6, 3, 2, 1)
-"""Of pool sizes, in blocks of 4 positions: first coarsely over all variants, then finely."""
+POSITION_STRIDES = (96, 40, 16, 6, 2)
+"""Of pool sizes, in positions: first coarsely over all variants, then finely."""
 
 
 def choose_pool(
@@ -140,11 +153,12 @@ def choose_pool(
 
 
 def _candidates(window: int, lengths: Sequence[int]) -> list[tuple[int, int, int | None, int]]:
-    """(block size, further microbatches, slots, blocks), each once: pools from the one that holds everything down to the one that holds one request."""
+    """(block size, further microbatches, slots, blocks), each once: pools from little more than one request upwards."""
     found: dict[tuple[int, int, int | None, int], None] = {}
-    for stride in STRIDES:
+    for stride in POSITION_STRIDES:
         for size, more, slots in VARIANTS:
-            most = sum(ceil_div(length, size) for length in lengths)
-            scaled = max(1, stride * 4 // size)
-            found.update(dict.fromkeys((size, more, slots, count) for count in range(most, ceil_div(window, size) - 1, -scaled)))
+            least, most = ceil_div(window, size) + 1, sum(ceil_div(length, size) for length in lengths)
+            tight = range(least, least + max(1, 8 // size))
+            counts = range(least, most, max(1, stride // size))
+            found.update(dict.fromkeys((size, more, slots, count) for count in (*tight, *counts)))
     return list(found)
