@@ -1,7 +1,7 @@
 """Start to ready, memory, and throughput of the embedded model at 1 and 2 stages. usage: workload.py [--dtype DTYPE] [--out CSV]
 
-The work: 64 prompts of 64 to 255 random token ids (seed 0), 128 new tokens each, greedy, end tokens ignored; then one stream alone. Every engine can be
-measured on it, since no tokenizer differs. The prefix cache is off. Figures are of this machine at this moment: run it when nothing else runs.
+The work: 64 prompts of 64 to 255 random token ids (seed 0), 128 new tokens each, greedy, end tokens ignored; then one stream alone. Every engine
+can be measured on it, since no tokenizer differs. The prefix cache is off. Figures are of this machine at this moment: run it when nothing else runs.
 """
 
 from __future__ import annotations

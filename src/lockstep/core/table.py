@@ -93,8 +93,8 @@ class SlotTable:
         c["finished"][slots] = result.finishes[live]
         c["pending"][slots] = -1
         draft_counts = result.drafts.lengths()[live]
-        most = self.shape.drafts_max
-        self._expect(bool((draft_counts <= most).all()), f"result of step {result.step} brings {draft_counts} drafts a row, at most {most} fit")
+        fit = self.shape.drafts_max
+        self._expect(bool((draft_counts <= fit).all()), f"result of step {result.step} brings {draft_counts} drafts a row, at most {fit} fit")
         c["draft_count"][slots] = draft_counts
         for i in np.flatnonzero(draft_counts):
             self.drafts[slots[i], : draft_counts[i]] = result.drafts.row(int(live[i]))

@@ -1,14 +1,14 @@
 """Transcript commands on a whole engine: scheduler, driver, stages and links, with scripted draws. Nothing runs unless a command says so.
 
-    engine [stages=2] [async=on] [blocks=16] [block_size=4] [chunk=8] [slots=4] [drafts=0] [length=64] [cache=off]
-    submit id=A prompt=11,12,13 max_tokens=5 draws=101,102 [drafts=7,7] [stop=102]     abort id=A
-    plan                  the driver writes its next plan and sends it to every stage
-    run [stage=0]         one piece of work of that stage, or of each one, first to last
-    deliver               the driver takes the results that have come
-    finish                all of it, until the engine is idle
-    show                  every held slot on every replica
-    messages step=1       who sent what to whom for that step, and how many results each stage took
-    audit                 the idle audit of every replica
+engine [stages=2] [async=on] [blocks=16] [block_size=4] [chunk=8] [slots=4] [drafts=0] [length=64] [cache=off]
+submit id=A prompt=11,12,13 max_tokens=5 draws=101,102 [drafts=7,7] [stop=102]     abort id=A
+plan                  the driver writes its next plan and sends it to every stage
+run [stage=0]         one piece of work of that stage, or of each one, first to last
+deliver               the driver takes the results that have come
+finish                all of it, until the engine is idle
+show                  every held slot on every replica
+messages step=1       who sent what to whom for that step, and how many results each stage took
+audit                 the idle audit of every replica
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _end_words(end: int) -> str:
 
 def _message_words(message: Any) -> str:
     rows = f" with {len(message)} rows" if isinstance(message, StepResult) else ""
-    return f"{ {StepPlan: 'plan', StepResult: 'result'}.get(type(message), 'activations')} of step {message.step}{rows}"
+    return f"{ {StepPlan: 'plan', StepResult: 'result'}.get(type(message), 'activations') } of step {message.step}{rows}"
 
 
 def _event_words(event: TokenEvent) -> str:

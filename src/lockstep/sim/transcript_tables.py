@@ -1,16 +1,16 @@
 """Transcript commands on replicas of the log that are fed by hand, for records that the scheduler never writes.
 
-    tables [replicas=2] [slots=4] [length=64] [block_size=4] [drafts=7]
-    plan [horizon=0]      the next plan; its input, a line a record:
-        release slot=0 generation=1
-        admit slot=0 generation=1 tokens=11,12,13 [marks=E2,T1] [computed=0] [prompt=3] cap=8 [seed=1] [importing=yes] [stop=..]
-        ready slot=0 generation=1 computed=2
-        blocks slot=0 blocks=0..4
-        row slot=0 generation=1 count=3 [start=-1] samples=yes
-    draw [draws=101,201] [drafts=7,7/8,8]   acceptance of the last plan's rows on these draws, in order; the result goes to every replica
-    result step=0         a result by hand; its input, a line a row:
-        row slot=0 generation=1 tokens=101 [drafts=7,7] [finish=no]
-    show                  every held slot on every replica
+tables [replicas=2] [slots=4] [length=64] [block_size=4] [drafts=7]
+plan [horizon=0]      the next plan; its input, a line a record:
+    release slot=0 generation=1
+    admit slot=0 generation=1 tokens=11,12,13 [marks=E2,T1] [computed=0] [prompt=3] cap=8 [seed=1] [importing=yes] [stop=..]
+    ready slot=0 generation=1 computed=2
+    blocks slot=0 blocks=0..4
+    row slot=0 generation=1 count=3 [start=-1] samples=yes
+draw [draws=101,201] [drafts=7,7/8,8]   acceptance of the last plan's rows on these draws, in order; the result goes to every replica
+result step=0         a result by hand; its input, a line a row:
+    row slot=0 generation=1 tokens=101 [drafts=7,7] [finish=no]
+show                  every held slot on every replica
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def choose_pool(
     tokens_of: Mapping[int, tuple[int, Sequence[int]]],
     misses: Callable[[DryEngine], int],
 ) -> EngineConfig:
-    """The config with a pool, and if need be another of VARIANTS, on which a dry run misses no counter; or, if none does, that which misses fewest (the
-    cell will say so). misses: runs the cell on an engine and counts. Pool sizes go over the whole range coarsely, then finely."""
+    """The config with a pool, and if need be another of VARIANTS, on which a dry run misses no counter; or, if none does, that which misses fewest
+    (the cell will say so). misses: runs the cell on an engine and counts. Pool sizes go over the whole range coarsely, then finely."""
     best: tuple[int, EngineConfig] | None = None
     for size, more, slots, count in _candidates(window, [request.length_cap for request in requests]):
         tried = dataclasses.replace(
