@@ -10,6 +10,7 @@ It knows nothing of ranks, stages, links or the model. Whatever a correct driver
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ class SlotTable:
 
     def apply_result(self, result: StepResult) -> None:
         """Append accepted tokens, set computed, drafts and finished. A row whose generation is not the slot's is dropped."""
-        self._expect(result.step == self.applied, f"result of step {self.applied} comes next, got step {result.step}")
+        self._expect(result.step == self.applied, lambda: f"result of step {self.applied} comes next, got step {result.step}")
         self.applied += 1
         if not len(result):
             return
@@ -77,16 +78,21 @@ class SlotTable:
         live = np.flatnonzero(c["generation"][result.slots] == result.generations)
         slots = result.slots[live]
         self._expect(
-            bool((c["pending"][slots] == result.step).all()), f"result of step {result.step} has rows for slots that do not wait for it: {slots}"
+            bool((c["pending"][slots] == result.step).all()),
+            lambda: f"result of step {result.step} has rows for slots that do not wait for it: {slots}",
         )
         counts = result.tokens.lengths()[live]
-        self._expect(bool((counts > 0).all()), f"result of step {result.step} has a row without a token")
+        self._expect(bool((counts > 0).all()), lambda: f"result of step {result.step} has a row without a token")
         known, cap = c["known"][slots], c["length_cap"][slots]
-        self._expect(bool((known + counts <= cap).all()), f"result of step {result.step} goes past a length cap")
+        self._expect(bool((known + counts <= cap).all()), lambda: f"result of step {result.step} goes past a length cap")
         most = c["pending_count"][slots]
-        self._expect(bool((counts <= most).all()), f"result of step {result.step} brings {counts} tokens a row, {most} positions were sampled")
+        self._expect(
+            bool((counts <= most).all()), lambda: f"result of step {result.step} brings {counts} tokens a row, {most} positions were sampled"
+        )
         ended = result.finishes[live] != FINISH_NONE
-        self._expect(bool((ended | (known + counts < cap)).all()), f"result of step {result.step} fills a length cap and does not end the request")
+        self._expect(
+            bool((ended | (known + counts < cap)).all()), lambda: f"result of step {result.step} fills a length cap and does not end the request"
+        )
         self._append(slots, known, counts, result.tokens, live)
         c["known"][slots] = known + counts
         c["computed"][slots] = known + counts - 1
@@ -94,7 +100,7 @@ class SlotTable:
         c["pending"][slots] = -1
         draft_counts = result.drafts.lengths()[live]
         fit = self.shape.drafts_max
-        self._expect(bool((draft_counts <= fit).all()), f"result of step {result.step} brings {draft_counts} drafts a row, at most {fit} fit")
+        self._expect(bool((draft_counts <= fit).all()), lambda: f"result of step {result.step} brings {draft_counts} drafts a row, at most {fit} fit")
         c["draft_count"][slots] = draft_counts
         for i in np.flatnonzero(draft_counts):
             self.drafts[slots[i], : draft_counts[i]] = result.drafts.row(int(live[i]))
@@ -121,8 +127,8 @@ class SlotTable:
 
     def apply_plan(self, plan: StepPlan) -> None:
         """Releases, admissions, ready records, new blocks, in this order. Results below the plan's horizon have been applied, and no others."""
-        self._expect(plan.step == self.next_step, f"plan {self.next_step} comes next, got plan {plan.step}")
-        self._expect(self.applied == plan.horizon, f"plan {plan.step} has horizon {plan.horizon}, {self.applied} results are applied")
+        self._expect(plan.step == self.next_step, lambda: f"plan {self.next_step} comes next, got plan {plan.step}")
+        self._expect(self.applied == plan.horizon, lambda: f"plan {plan.step} has horizon {plan.horizon}, {self.applied} results are applied")
         self.next_step += 1
         self._release(plan.releases)
         self._admit(plan.admissions)
@@ -131,7 +137,7 @@ class SlotTable:
 
     def _release(self, releases: Slots) -> None:
         held = self.columns["generation"][releases.slots] == releases.generations
-        self._expect(bool(held.all()), f"release of slots {releases.slots} in generations that do not hold them: {releases.generations}")
+        self._expect(bool(held.all()), lambda: f"release of slots {releases.slots} in generations that do not hold them: {releases.generations}")
         for slot in releases.slots:
             if self._poison:
                 self._fill_with_poison(int(slot))
@@ -149,11 +155,11 @@ class SlotTable:
         slots = admissions.slots
         if not len(slots):
             return
-        self._expect(bool((self.columns["generation"][slots] == FREE).all()), f"admission to slots that are held: {slots}")
-        self._expect(len(set(slots.tolist())) == len(slots), f"two admissions to one slot: {slots}")
+        self._expect(bool((self.columns["generation"][slots] == FREE).all()), lambda: f"admission to slots that are held: {slots}")
+        self._expect(len(set(slots.tolist())) == len(slots), lambda: f"two admissions to one slot: {slots}")
         caps = admissions.columns["length_cap"]
         fit = bool((np.maximum(caps, admissions.tokens.lengths()) <= self.shape.length_max).all())
-        self._expect(fit, f"admission of {admissions.tokens.lengths()} tokens with caps {caps}, a slot holds {self.shape.length_max}")
+        self._expect(fit, lambda: f"admission of {admissions.tokens.lengths()} tokens with caps {caps}, a slot holds {self.shape.length_max}")
         for column in COLUMNS:
             self.columns[column.name][slots] = admissions.columns[column.name] if column.initial is None else column.initial
         self.block_counts[:, slots] = 0
@@ -165,10 +171,10 @@ class SlotTable:
             self.sides[slot] = admissions.sides[i]
         lengths = admissions.tokens.lengths()
         computed, known, cap = (self.columns[name][slots] for name in ("computed", "known", "length_cap"))
-        self._expect(bool((known == lengths).all()), f"admission says {known} known tokens and brings {lengths}")
+        self._expect(bool((known == lengths).all()), lambda: f"admission says {known} known tokens and brings {lengths}")
         self._expect(
             bool(((computed >= 0) & (computed < known) & (known < cap)).all()),
-            f"admission wants 0 <= computed < known < cap: {computed}, {known}, {cap}",
+            lambda: f"admission wants 0 <= computed < known < cap: {computed}, {known}, {cap}",
         )
 
     def _write_tokens(self, slot: int, tokens: I32, marks: NDArray[np.uint8], salt: U64) -> None:
@@ -184,24 +190,25 @@ class SlotTable:
     def _make_ready(self, ready: Ready) -> None:
         c, slots = self.columns, ready.slots
         right = (c["generation"][slots] == ready.generations) & (c["importing"][slots] == 1)
-        self._expect(bool(right.all()), f"ready record for slots that import nothing: {slots}")
+        self._expect(bool(right.all()), lambda: f"ready record for slots that import nothing: {slots}")
         self._expect(
             bool(((ready.computed >= 0) & (ready.computed < c["known"][slots])).all()),
-            f"ready record with computed {ready.computed}, known {c['known'][slots]}",
+            lambda: f"ready record with computed {ready.computed}, known {c['known'][slots]}",
         )
         c["computed"][slots] = ready.computed
         c["importing"][slots] = 0
 
     def _extend(self, new: NewBlocks) -> None:
         for i, (slot, group) in enumerate(zip(new.slots.tolist(), new.groups.tolist(), strict=True)):
-            self._expect(self.columns["generation"][slot] != FREE, f"new blocks for slot {slot}, which is free")
-            blocks = new.blocks.row(i)
-            have = int(self.block_counts[group, slot])
-            self._expect(
-                have + len(blocks) <= self.shape.blocks_max, f"slot {slot} gets {have + len(blocks)} blocks, at most {self.shape.blocks_max} fit"
-            )
-            self.blocks[group, slot, have : have + len(blocks)] = blocks
-            self.block_counts[group, slot] = have + len(blocks)
+            self._extend_one(slot, group, new.blocks.row(i))
+
+    def _extend_one(self, slot: int, group: int, blocks: I32) -> None:
+        self._expect(self.columns["generation"][slot] != FREE, lambda: f"new blocks for slot {slot}, which is free")
+        have = int(self.block_counts[group, slot])
+        end = have + len(blocks)
+        self._expect(end <= self.shape.blocks_max, lambda: f"slot {slot} gets {end} blocks, at most {self.shape.blocks_max} fit")
+        self.blocks[group, slot, have:end] = blocks
+        self.block_counts[group, slot] = end
 
     # Resolving
 
@@ -210,25 +217,26 @@ class SlotTable:
         c, rows = self.columns, plan.rows
         self._expect(
             bool((c["generation"][rows.slots] == rows.generations).all()),
-            f"plan {plan.step} has rows for slots {rows.slots} in generations {rows.generations}",
+            lambda: f"plan {plan.step} has rows for slots {rows.slots} in generations {rows.generations}",
         )
-        self._expect(len(set(rows.slots.tolist())) == len(rows), f"plan {plan.step} has two rows on one slot: {rows.slots}")
+        self._expect(len(set(rows.slots.tolist())) == len(rows), lambda: f"plan {plan.step} has two rows on one slot: {rows.slots}")
         live = np.flatnonzero(c["finished"][rows.slots] == 0)
         slot, budget = rows.slots[live], rows.counts[live]
         self._expect(
             bool((c["pending"][slot] < 0).all()),
-            f"plan {plan.step} has a row on a slot whose result is outstanding: {slot}, pending {c['pending'][slot]}",
+            lambda: f"plan {plan.step} has a row on a slot whose result is outstanding: {slot}, pending {c['pending'][slot]}",
         )
-        self._expect(bool((c["importing"][slot] == 0).all()), f"plan {plan.step} has a row on a slot that is importing: {slot}")
+        self._expect(bool((c["importing"][slot] == 0).all()), lambda: f"plan {plan.step} has a row on a slot that is importing: {slot}")
         start, known = c["computed"][slot], c["known"][slot]
         end = np.minimum(known + c["draft_count"][slot], c["length_cap"][slot] - 1)  # drafts end where blocks are reserved to (PROTOCOL.md 16)
         count = np.minimum(budget, end - start)
         samples = start + count >= known
-        self._expect(bool((count > 0).all()), f"plan {plan.step} has rows without a token: slots {slot}, counts {count}")
+        self._expect(bool((count > 0).all()), lambda: f"plan {plan.step} has rows without a token: slots {slot}, counts {count}")
         assumed = rows.starts[live]
-        self._expect(bool(((assumed < 0) | (assumed == start)).all()), f"plan {plan.step} assumed starts {assumed}, the table has {start}")
+        self._expect(bool(((assumed < 0) | (assumed == start)).all()), lambda: f"plan {plan.step} assumed starts {assumed}, the table has {start}")
         self._expect(
-            bool((rows.samples[live] == samples).all()), f"plan {plan.step} assumed samples {rows.samples[live]}, the table has {samples.astype(int)}"
+            bool((rows.samples[live] == samples).all()),
+            lambda: f"plan {plan.step} assumed samples {rows.samples[live]}, the table has {samples.astype(int)}",
         )
         return self._layout(plan.step, slot, start, count, known, np.flatnonzero(samples).astype(np.int32))
 
@@ -292,18 +300,18 @@ class SlotTable:
         if len(draft):
             token_ids[draft] = self.drafts[of[draft], position[draft] - known[row[draft]]]
             marks[draft] = MARK_TOKEN
-        self._expect(bool((marks != MARK_VOID).all()), f"a row reads positions that hold nothing: {position[marks == MARK_VOID]}")
+        self._expect(bool((marks != MARK_VOID).all()), lambda: f"a row reads positions that hold nothing: {position[marks == MARK_VOID]}")
         before = np.where(start > 0, self.tags[slot, start - 1], np.uint64(0))
         tags = self._chain(of, token_ids, position, marks, row, before)
         changed = is_known & (tags != self.tags[of, position])
-        self._expect(not changed.any(), f"known tokens of slots {of[changed]} at {position[changed]} are not those that were written there")
+        self._expect(not changed.any(), lambda: f"known tokens of slots {of[changed]} at {position[changed]} are not those that were written there")
         return token_ids, tags, marks
 
     def _block_table(self, group: int, slot: I32, end: I32) -> I32:
         used = -(-end // self.shape.block_size)
         self._expect(
             bool((used <= self.block_counts[group, slot]).all()),
-            f"rows of slots {slot} end at {end} and have {self.block_counts[group, slot]} blocks",
+            lambda: f"rows of slots {slot} end at {end} and have {self.block_counts[group, slot]} blocks",
         )
         width = int(used.max(initial=0))
         return np.where(np.arange(width) < used[:, None], self.blocks[group, slot, :width], np.int32(-1))
@@ -325,9 +333,10 @@ class SlotTable:
     def held_slots(self) -> list[int]:
         return [int(s) for s in np.flatnonzero(self.columns["generation"] != FREE)]
 
-    def _expect(self, condition: bool, message: str) -> None:
+    def _expect(self, condition: bool, message: Callable[[], str]) -> None:
+        """message: made only if it is needed; writing out arrays costs more than checking them."""
         if not condition:
-            raise LogError(message)
+            raise LogError(message())
 
 
 def _empty_rows(count: int) -> Ragged:
