@@ -87,6 +87,9 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), low, high)
+        for name in ("enable_prefix_caching", "async_scheduling"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         for name in ("heartbeat_timeout_s", "step_timeout_s", "startup_timeout_s"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < 1e7:

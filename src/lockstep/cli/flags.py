@@ -6,6 +6,7 @@ Flags of vLLM that have no meaning here yet are known by name and refused with a
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ UNSUPPORTED: Mapping[str, str] = {
     "--enable-auto-tool-choice": "tool calls are not there yet",
     "--enable-prompt-embeds": "prompt embeddings are not there yet",
     "--nnodes": "stages on other hosts are not there yet",
+    "--node-rank": "stages on other hosts are not there yet",
+    "--master-addr": "stages on other hosts are not there yet",
+    "--master-port": "stages on other hosts are not there yet",
+    "--headless": "stages on other hosts are not there yet",
+    "--chat-template": "the template is the tokenizer's; name another tokenizer folder with --tokenizer",
     "--otlp-traces-endpoint": "traces are not there yet",
     "--gpu-memory-utilization": "this engine runs on CPUs; use --kv-cache-memory-bytes",
     "--generation-config": "sampling defaults are OpenAI's; generation_config.json is read for end tokens only",
@@ -43,6 +49,8 @@ def count(text: str) -> int:
     digits = text[:-1] if factor > 1 else text
     try:
         value = float(digits) * factor if factor > 1 else int(digits)
+        if not math.isfinite(value):
+            raise ValueError
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number such as 8192, 8k or 1M, got {text!r}") from None
     if value != int(value):
@@ -87,6 +95,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     other = parser.add_argument_group("other")
     other.add_argument("--seed", type=count, help="draws the seeds of requests that bring none (default: from the operating system)")
     other.add_argument("--backend", default=d["backend"], choices=("native", "reference"), help="reference is plain torch (default: %(default)s)")
+    other.add_argument("--config", metavar="FILE", help="YAML: flag names without dashes, and their values; flags given beside it override")
+    other.add_argument("--queue-max", type=count, default=d["queue_max"], help="more waiting requests are refused as overload (default: %(default)s)")
+    for name, meaning in (
+        ("startup-timeout-s", "stages must be ready by then"),
+        ("heartbeat-timeout-s", "a stage that is silent for longer is lost"),
+        ("step-timeout-s", "a step without a result for longer is stalled"),
+    ):
+        other.add_argument(f"--{name}", type=float, default=d[name.replace("-", "_")], help=f"seconds; {meaning} (default: %(default)s)")
     other.add_argument("--instruction-set", help="of the native backend (default: the best this CPU has)")
 
 
@@ -106,6 +122,7 @@ def refuse_unsupported(arguments: list[str]) -> None:
 def expand_config_file(arguments: list[str]) -> list[str]:
     """Replace `--config FILE` (YAML: flag names without dashes, and their values) by the flags it stands for. Flags given beside it override, and
     so does a model that follows the command."""
+    arguments = [part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--config=") else [argument])]
     if "--config" not in arguments:
         return arguments
     at = arguments.index("--config")

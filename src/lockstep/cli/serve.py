@@ -64,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     def on_listening(url: str) -> None:
         print(f"lockstep serves {settings.served_model_names[0]} at {url}", file=sys.stderr)
         if url.startswith("http"):
-            body = json.dumps({"model": settings.served_model_names[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+            messages = [{"role": "user", "content": "What is the capital of France?"}]
+            body = json.dumps({"model": settings.served_model_names[0], "messages": messages, "temperature": 0})
             key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
             print(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'", file=sys.stderr, flush=True)
 

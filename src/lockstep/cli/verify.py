@@ -11,7 +11,7 @@ from lockstep.cli.flags import add_engine_flags, engine_config
 from lockstep.errors import ConfigError
 from lockstep.verify.cells import full_cells, quick_cells
 from lockstep.verify.matrix import Matrix
-from lockstep.verify.report import as_json, summary
+from lockstep.verify.report import as_json, table
 
 VARIED = (
     "pipeline_parallel_size",
@@ -21,6 +21,11 @@ VARIED = (
     "num_gpu_blocks_override",
     "threads",
     "microbatches",
+    "block_size",
+    "max_num_seqs",
+    "max_model_len",
+    "async_scheduling",
+    "enable_prefix_caching",
 )
 
 
@@ -44,5 +49,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{time.monotonic() - start:7.1f} s  {verdict:<8} {name}", file=sys.stderr, flush=True)
 
     report = Matrix(config, quick=arguments.quick, progress=progress).run(quick_cells() if arguments.quick else full_cells())
-    print(as_json(report) if arguments.json else summary(report))
+    print(as_json(report) if arguments.json else table(report))
     return 1 if report.failed else 0

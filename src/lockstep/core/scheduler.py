@@ -167,10 +167,10 @@ class Scheduler:
         certain = not request.outstanding or self.config.drafts_max == 0
         room = min(request.spec.length_cap - 1, request.known_most + drafts)
         count = min(1 + drafts, request.spec.length_cap - request.known_least, self.config.token_budget - build.budget_used)
+        if drafts and not request.outstanding and not self._fits(request, room):
+            count, room = 1, request.known  # PROTOCOL.md 16: drafts are dropped before anybody is preempted
         if not self._reserve(request, room, build):
-            if request.outstanding or drafts == 0 or not self._reserve(request, request.known, build):
-                return
-            count = 1
+            return
         start = request.known_least - 1 if certain else UNKNOWN_START
         if request.outstanding:
             build.horizon_least = max(build.horizon_least, request.outstanding[-1][0] + 1)
@@ -277,6 +277,11 @@ class Scheduler:
                 assert request.slot is not None
                 build.add_blocks(request.slot, group, blocks)
         return True
+
+    def _fits(self, request: LiveRequest, end: int) -> bool:
+        """Blocks for positions below `end` are held or free."""
+        held = zip(self.pools, request.blocks, strict=True)
+        return all(pool.can_take(max(0, ceil_div(end, self.config.block_size) - len(blocks))) for pool, blocks in held)
 
     def _victim(self, request: LiveRequest, build: PlanBuilder) -> LiveRequest | None:
         last = self._running[-1]

@@ -15,7 +15,8 @@ from lockstep.runtime.transport.stage_process import run_stage_process
 
 def main(arguments: list[str]) -> int:
     settings, folder, index, pipe = arguments
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides when stages end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # both may reach the whole process group; the parent drains, and decides when stages end
     config = EngineConfig(**json.loads(settings))
 
     def load() -> StageAssembly:

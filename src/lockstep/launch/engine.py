@@ -56,11 +56,26 @@ def launch_engine(
     cluster: Cluster
     if config.in_processes:
         processes = _launch_processes(config, model)
-        cluster, block_counts, identity = processes, processes.block_counts, processes.hellos[0].agreement["fingerprint"]
+        cluster, block_counts, numerics = processes, processes.block_counts, processes.hellos[0].agreement["numerics"]
     else:
         weights = weights or PackedWeights(make_backend(config), model)
         cluster, block_counts = _launch_local(config, model, weights)
-        identity = fingerprint(model, weights.backend)
+        numerics = weights.backend.numerics
+    try:
+        return _start(config, model, cluster, block_counts, fingerprint(model, numerics), on_failure)
+    except BaseException:
+        cluster.close()
+        raise
+
+
+def _start(
+    config: EngineConfig,
+    model: ResolvedModel,
+    cluster: Cluster,
+    block_counts: tuple[int, ...],
+    identity: str,
+    on_failure: Callable[[LockstepError], None] | None,
+) -> RunningEngine:
     driver = Driver(
         Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)),
         SlotTable(table_shape(config, model)),
@@ -110,7 +125,8 @@ def _launch_processes(config: EngineConfig, model: ResolvedModel) -> ProcessClus
     settings = json.dumps(dataclasses.asdict(config))
 
     def command(folder: Path, index: int) -> Sequence[str]:
-        return [sys.executable, "-m", "lockstep.launch", settings, str(folder), str(index)]
+        """-P: what lies in the caller's current folder is not imported."""
+        return [sys.executable, "-P", "-m", "lockstep.launch", settings, str(folder), str(index)]
 
     def choose(hellos: Sequence[StageHello]) -> tuple[int, ...]:
         return choose_block_count(config, model, hellos)

@@ -22,7 +22,6 @@ from lockstep.weights import Checkpoint, find_model, open_checkpoint
 class ResolvedModel:
     """window: most tokens of one request, prompt and output. splits: layers of each stage. eos_ids: tokens that end an answer."""
 
-    path: Path
     checkpoint: Checkpoint
     spec: ModelSpec
     dtype: DType
@@ -34,10 +33,9 @@ class ResolvedModel:
         return build_program(self.spec, self.splits[stage], embeds=stage == 0, samples=stage == len(self.splits) - 1)
 
 
-def resolve_model(config: EngineConfig) -> ResolvedModel:
-    """Raises CheckpointError, UnsupportedError or ConfigError before anything is loaded."""
-    path = find_model(config.model)
-    checkpoint = open_checkpoint(path)
+def resolve_model(config: EngineConfig, checkpoint: Checkpoint | None = None) -> ResolvedModel:
+    """checkpoint: the model's, if it is open already. Raises CheckpointError, UnsupportedError or ConfigError before anything is loaded."""
+    checkpoint = checkpoint or open_checkpoint(find_model(config.model))
     spec = spec_from_config(checkpoint.config)
     window = config.max_model_len or spec.window
     if window > spec.window:
@@ -47,7 +45,7 @@ def resolve_model(config: EngineConfig) -> ResolvedModel:
     if len(splits) != stages:
         raise ConfigError(f"layer_split {config.layer_split!r} names {len(splits)} stages, pipeline_parallel_size is {stages}; make them equal")
     return ResolvedModel(
-        path=path, checkpoint=checkpoint, spec=spec, dtype=config.storage_dtype, window=window, splits=splits, eos_ids=_end_tokens(spec, checkpoint)
+        checkpoint=checkpoint, spec=spec, dtype=config.storage_dtype, window=window, splits=splits, eos_ids=_end_tokens(spec, checkpoint)
     )
 
 

@@ -14,7 +14,7 @@ from lockstep.launch.model import load_tokenizer, resolve_model
 from lockstep.runtime.client import AsyncClient
 from lockstep.server.app import create_app
 from lockstep.server.protocol import EngineStatus
-from lockstep.server.serving import serve
+from lockstep.server.serving import check_address, serve
 from lockstep.server.settings import ServerSettings
 
 FAILED_S = 5.0
@@ -56,9 +56,10 @@ async def run_server(config: EngineConfig, settings: ServerSettings, address: Ad
     def on_failure(error: LockstepError) -> None:
         loop.call_soon_threadsafe(failed.set)
 
+    check_address(host=address.host, port=address.port, uds=address.uds, ssl_certfile=address.ssl_certfile, ssl_keyfile=address.ssl_keyfile)
     model = resolve_model(config)
     tokenizer = load_tokenizer(config, model)
-    running = launch_engine(config, model=model, on_failure=on_failure)
+    running = await asyncio.to_thread(launch_engine, config, model=model, on_failure=on_failure)
     watch = asyncio.create_task(_stop_after_failure(failed, stop))
     try:
         client = ServedClient(running.engine, running.factory, running.fingerprint)

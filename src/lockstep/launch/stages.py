@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +13,7 @@ from lockstep.config import EngineConfig
 from lockstep.core.provenance import Provenance
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.core.types import ceil_div
-from lockstep.errors import ConfigError, UnsupportedError
+from lockstep.errors import CheckpointError, ConfigError, UnsupportedError
 from lockstep.launch.model import ResolvedModel
 from lockstep.models.families import WeightSource, weight_sources
 from lockstep.models.split import kv_bytes_per_block
@@ -60,12 +61,23 @@ class PackedWeights:
         """A table that is only looked up has another layout than one that is also multiplied with, so they are two entries."""
         key = (weight.name, "matrix" in weight.roles)
         if key not in self._packed:
-            values = source.computed if source.computed is not None else _joined(self._model.checkpoint, source.parts)
+            values = source.computed if source.computed is not None else _joined(self._model.checkpoint, source.parts, weight)
             self._packed[key] = self.backend.pack(weight, values.reshape(weight.rows, weight.columns), self._model.dtype)
         return self._packed[key]
 
 
-def _joined(checkpoint: Checkpoint, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _joined(checkpoint: Checkpoint, names: Sequence[str], weight: Weight) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """The parts of a weight, one after the other. Raises CheckpointError if their shapes are not what the model's config says."""
+    shapes = [checkpoint.shape(name) for name in names]
+    if weight.roles == ("vector",):
+        right = all(len(shape) == 1 for shape in shapes) and sum(shape[0] for shape in shapes) == weight.columns
+    else:
+        right = all(len(s) == 2 and s[1] == weight.columns for s in shapes) and sum(s[0] for s in shapes) == weight.rows
+    if not right:
+        wanted = f"{weight.columns} values" if weight.roles == ("vector",) else f"{weight.rows} rows of {weight.columns}"
+        raise CheckpointError(
+            f"{checkpoint.path}: {', '.join(names)} have shapes {shapes}, expected together {wanted}; the file is damaged or of another model"
+        )
     parts = [checkpoint.read(name) for name in names]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -74,9 +86,17 @@ def table_shape(config: EngineConfig, model: ResolvedModel) -> TableShape:
     return TableShape(slot_count=config.max_num_seqs, length_max=model.window, block_size=config.block_size)
 
 
-def fingerprint(model: ResolvedModel, backend: Backend) -> str:
-    """Names weights, dtype, kernel numerics and engine numerics: servers with one fingerprint give the same tokens for the same request and seed."""
-    return f"ls{ENGINE_NUMERICS}-{model.checkpoint.fingerprint()[:12]}-{model.dtype}-{backend.numerics}"
+def fingerprint(model: ResolvedModel, numerics: str) -> str:
+    """Names weights, dtype, kernel numerics and engine numerics: servers with one fingerprint give the same tokens for the same request and seed.
+    It reads all bytes of the checkpoint, so the launching process alone makes it."""
+    return f"ls{ENGINE_NUMERICS}-{model.checkpoint.fingerprint()[:12]}-{model.dtype}-{numerics}"
+
+
+def outline(checkpoint: Checkpoint) -> str:
+    """A hash of the checkpoint's config and of its tensors' names and shapes: what stages compare, each without reading another's layers."""
+    parts = [repr(sorted((key, repr(value)) for key, value in checkpoint.config.items()))]
+    parts += [f"{name} {checkpoint.shape(name)}" for name in sorted(checkpoint.names())]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 class StageAssembly:
@@ -97,7 +117,10 @@ class StageAssembly:
             stage=self._index,
             pid=os.getpid(),
             agreement={
-                "fingerprint": fingerprint(self._model, self._backend),
+                "engine": str(ENGINE_NUMERICS),
+                "numerics": self._backend.numerics,
+                "dtype": self._model.dtype,
+                "checkpoint": outline(self._model.checkpoint),
                 "split": ",".join(str(len(layers)) for layers in self._model.splits),
                 "block_size": str(self._config.block_size),
                 "window": str(self._model.window),

@@ -106,7 +106,7 @@ def _family(config: Mapping[str, Any]) -> str:
     if not isinstance(names, (list, tuple)) or not names:
         raise CheckpointError(f"architectures must be a list with the model's class name, got {names!r}; check the model's config")
     for name in names:
-        if name in FAMILY_OF_ARCHITECTURE:
+        if isinstance(name, str) and name in FAMILY_OF_ARCHITECTURE:
             return FAMILY_OF_ARCHITECTURE[name]
     raise UnsupportedError(f"architecture {', '.join(map(str, names))} is not supported; supported are {', '.join(sorted(FAMILY_OF_ARCHITECTURE))}")
 
@@ -116,7 +116,7 @@ def _refuse_what_is_not_computed(config: Mapping[str, Any]) -> None:
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedError(f"hidden_act {activation!r} is not supported; supported is 'silu'")
-    window = config.get("sliding_window")
+    window = None if config.get("sliding_window") is None else _integer(config, "sliding_window")
     if window is not None and window < _integer(config, "max_position_embeddings"):
         raise UnsupportedError(
             f"sliding_window {window} below max_position_embeddings {config['max_position_embeddings']} is not supported; "
@@ -135,7 +135,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     theta = _number(place, "rope_theta", default=10000.0, below=1e12)
     if theta < 1.0:
         raise CheckpointError(f"rope_theta must be at least 1, got {theta:g}; check the model's config")
-    if float(parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
+    if _number(parameters if "partial_rotary_factor" in parameters else config, "partial_rotary_factor", default=1.0, below=2.0) != 1.0:
         raise UnsupportedError("partial_rotary_factor other than 1 is not supported; supported are models that rotate whole heads")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":

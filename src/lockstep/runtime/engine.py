@@ -191,10 +191,13 @@ class Engine:
     def _end_all(self, reason: FinishReason, error: LockstepError | None) -> None:
         """The last event of every open request, those still in the command queue included."""
         with self._lock:
-            for command in self._commands:
-                if isinstance(command, _Submit):
-                    self._sinks[command.request.request_id] = (command.sink, 0)
+            queued = [command for command in self._commands if isinstance(command, _Submit)]
             self._commands.clear()
+        for command in queued:
+            if command.request.request_id in self._sinks:
+                command.sink([_refusal(command.request)])
+            else:
+                self._sinks[command.request.request_id] = (command.sink, 0)
         self._dispatch(
             [TokenEvent(request_id=request_id, index=index, finish_reason=reason, error=error) for request_id, (_, index) in self._sinks.items()]
         )

@@ -99,7 +99,8 @@ class Stage:
     @property
     def next_step(self) -> int:
         """The step that runs next."""
-        return self.table.next_step - (self._layout is not None)
+        layout = self._layout
+        return self.table.next_step if layout is None else layout.step
 
     def advance(self) -> list[Send] | None:
         """Do the next piece of work that can be done: resolve the next plan, then compute it once its activations are here.
@@ -145,9 +146,10 @@ class Stage:
 
     @property
     def waits_for(self) -> str:
-        """What the next step lacks, in words."""
-        if self._layout is not None:
-            return f"activations of step {self._layout.step} from stage {self.index - 1}"
+        """What the next step lacks, in words. May be asked by another thread while this one computes, so each field is read once."""
+        layout = self._layout
+        if layout is not None:
+            return f"activations of step {layout.step} from stage {self.index - 1}"
         plan = self._plans.get(self.table.next_step)
         if plan is None:
             return f"plan {self.table.next_step} from the driver"

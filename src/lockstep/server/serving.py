@@ -74,6 +74,17 @@ async def serve(
                 os.unlink(uds)
 
 
+def check_address(*, host: str, port: int, uds: str | None, ssl_certfile: str | None, ssl_keyfile: str | None) -> None:
+    """Raises the ConfigError that `serve` would raise for this address, before anything expensive is started. Does not keep the address."""
+    if (ssl_certfile is None) != (ssl_keyfile is None):
+        raise ConfigError("ssl_certfile and ssl_keyfile go together; give both or neither")
+    for name in (ssl_certfile, ssl_keyfile):
+        if name is not None and not os.access(name, os.R_OK):
+            raise ConfigError(f"cannot read the TLS file {name}; check the path and its permissions")
+    if uds is None:
+        _tcp_listener(host, port).close()
+
+
 async def _serve_until(server: _Server, listener: socket.socket, stop: asyncio.Event | None) -> None:
     watch = asyncio.create_task(_relay(stop, server)) if stop is not None else None
     try:

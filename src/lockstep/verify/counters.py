@@ -27,6 +27,7 @@ def read_counters(stats: SchedulerStats, *, open_max: int, description: Mapping[
         "chunks": stats.chunks,
         "requests_at_once_max": stats.requests_in_flight_max,
         "requests_open_max": open_max,
+        "rows_max": stats.rows_max,
         "aborts_running": stats.aborts_running,
         "aborts_in_flight": stats.aborts_in_flight,
         **{name: description[name] for name in ("transport", "pids", "layers", "threads") if name in description},
@@ -52,9 +53,11 @@ def missed_scheduling(cell: Cell, counters: Counters, *, request_count: int, bud
     alone = cell["at_once"] == "1"
     at_once = min(named, budget) / 2  # a step of 8 tokens has at most 8 rows, however many requests are open
     missed.check(c["requests_at_once_max"] >= at_once, f"requests_at_once_max >= {at_once:g}", c["requests_at_once_max"])
+    rows = -(-named // 2 // _stage_count(cell)) if budget >= named else 1
+    missed.check(c["rows_max"] >= rows, f"rows_max >= {rows}", c["rows_max"])
     missed.check(not alone or c["requests_open_max"] == 1, "requests_open_max == 1", c["requests_open_max"])
     # With no more requests than microbatches each decodes in a plan of its own, so that a newcomer need not meet any.
-    mixing = named > (2 if cell["stages"] == "uneven" else int(cell["stages"]))
+    mixing = named > _stage_count(cell)
     missed.check(not mixing or c["steps_mixed"] > 0, "steps_mixed > 0", c["steps_mixed"])
     missed.check(not alone or c["steps_mixed"] == 0, "steps_mixed == 0", c["steps_mixed"])
     missed.check(c["step_tokens_max"] <= budget, f"step_tokens_max <= {budget}", c["step_tokens_max"])
@@ -66,6 +69,10 @@ def missed_scheduling(cell: Cell, counters: Counters, *, request_count: int, bud
     missed.check(not (aborting and asynchronous) or c["aborts_in_flight"] >= 1, "aborts_in_flight >= 1", c["aborts_in_flight"])
     missed.check(aborting or c["aborts_running"] == 0, "aborts_running == 0", c["aborts_running"])
     return missed.lines
+
+
+def _stage_count(cell: Cell) -> int:
+    return 2 if cell["stages"] == "uneven" else int(cell["stages"])
 
 
 def missed_deployment(cell: Cell, counters: Counters, *, layers: Sequence[range]) -> list[str]:

@@ -23,6 +23,8 @@ from lockstep.verify.script import AnyEngine, Script
 from lockstep.verify.texts import TEXT
 from lockstep.verify.workload import NEIGHBOUR_COUNT, REQUEST_COUNT, WINDOW, Answer, Ask, Workload, changed_prompts, first_asks, truncated, with_ends
 
+WINDOW_LEAST = 128
+STAGES_MAX = 4
 BLOCK_SIZE = 4
 """Of every cell: small, so that requests often need another block and pools can be tight."""
 
@@ -77,8 +79,12 @@ class Matrix:
         self.report = Report()
         self._model = resolve_model(dataclasses.replace(config, **PLAIN_SETTINGS))
         self._window = min(WINDOW, self._model.window)
-        if self._window < 48:
-            raise ConfigError(f"verify needs a window of at least 48 tokens, the model has {self._window}")
+        if self._window < WINDOW_LEAST:
+            raise ConfigError(
+                f"verify needs a window of at least {WINDOW_LEAST} tokens, so that prompts outgrow a step; the model has {self._window}"
+            )
+        if self._model.spec.layer_count < STAGES_MAX:
+            raise ConfigError(f"verify runs up to {STAGES_MAX} stages, the model has {self._model.spec.layer_count} layers")
         self._tokenizer = load_tokenizer(config, self._model)
         self._weights = PackedWeights(make_backend(config), self._model)
         self._answers: dict[str, Answer] = {}
@@ -155,7 +161,7 @@ class Matrix:
         }
         missed = [
             f"wanted {key} > 0, found 0"
-            for key in ("ended_by_length", "ended_by_stop_token", "ended_by_end_token", "changed_prompts")
+            for key in ("ended_by_length", "ended_by_stop_token", "ended_by_end_token", "prompts_over_64", "changed_prompts")
             if not counters[key]
         ]
         if 3 * differ < len(sampled):
@@ -197,7 +203,7 @@ class Matrix:
         names = [a.name for a in asks]
         if cell["preemption"] == "forced":
             config = self._with_forcing_pool(cell, config, asks)
-        running = launch_engine(config, weights=self._weights)
+        running = launch_engine(config, model=resolve_model(config, self._model.checkpoint), weights=self._weights)
         try:
             if cell["cache"] == "warm":
                 self._warm(running.engine, running.factory)
@@ -223,8 +229,6 @@ class Matrix:
         layer_count = self._model.spec.layer_count
         uneven = cell["stages"] == "uneven"
         stages = 2 if uneven else int(cell["stages"])
-        if stages > layer_count:
-            raise ConfigError(f"verify runs up to 4 stages, the model has {layer_count} layers")
         return self._cell_config(
             {
                 "pipeline_parallel_size": stages,

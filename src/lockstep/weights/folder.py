@@ -29,6 +29,7 @@ class FolderCheckpoint:
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for missing or damaged files, UnsupportedError for quantised folders."""
         self.path = path
+        self._fingerprint: str | None = None
         if not (path / "config.json").is_file():
             loose = sorted(file.name for file in path.glob("*.gguf"))
             hint = f"to use the GGUF file in it, name the file: {path / loose[0]}" if loose else "name the folder that holds the model's files"
@@ -55,11 +56,13 @@ class FolderCheckpoint:
 
     def fingerprint(self) -> str:
         """64 hex digits: a hash of every byte of weights, configs and tokenizer files, by file name; the folder's own name does not count."""
-        parts = {file.path.name: file.data for file in self._files}
-        for name in IDENTITY_FILES:
-            if (self.path / name).is_file():
-                parts[name] = map_file(self.path / name)
-        return content_hash(parts)
+        if self._fingerprint is None:
+            parts = {file.path.name: file.data for file in self._files}
+            for name in IDENTITY_FILES:
+                if (self.path / name).is_file():
+                    parts[name] = map_file(self.path / name)
+            self._fingerprint = content_hash(parts)
+        return self._fingerprint
 
     def _file(self, name: str) -> SafetensorsFile:
         if name not in self._file_of:

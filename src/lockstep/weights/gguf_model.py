@@ -28,6 +28,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a damaged file, UnsupportedError for an architecture, number format or tensor that we lack."""
         self.path = path
+        self._fingerprint: str | None = None
         self._file = open_gguf(path)
         self.config: Mapping[str, Any] = config_of(self._file)
         self.generation_config: Mapping[str, Any] = generation_config_of(self._file)
@@ -52,7 +53,9 @@ class GgufCheckpoint:
 
     def fingerprint(self) -> str:
         """64 hex digits: a hash of every byte of the file (0.1 s for 100 MB); its name does not count."""
-        return content_hash({"gguf": self._file.data})
+        if self._fingerprint is None:
+            self._fingerprint = content_hash({"gguf": self._file.data})
+        return self._fingerprint
 
     def _tensor(self, name: str) -> GgufTensor:
         if name not in self._tensors:

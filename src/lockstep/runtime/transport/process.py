@@ -43,6 +43,9 @@ from lockstep.runtime.transport.stage_process import HEARTBEAT_SOURCE
 
 WATCH_S = 0.25
 CLOSE_S = 2.0
+LAST_WORDS_MS = 200
+ABSENCE_S = 1.0
+"""The watch runs several times a second; a longer gap means that this process itself was not running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ class _StageHandle:
         self.process = subprocess.Popen([*command, str(read)], stdin=subprocess.DEVNULL, pass_fds=(read,))
         os.close(read)
         self.pid_descriptor = os.pidfd_open(self.process.pid)
-        self.heard = time.monotonic()
+        self.heard: float | None = None
         self.last = Heartbeat(stage=index, step=-1, waits_for="start")
 
     def end_softly(self) -> None:
@@ -110,7 +113,7 @@ class ProcessCluster:
         self._wake_lock = threading.Lock()
         self._results: list[StepResult] = []
         self._sent, self._returned = 0, 0
-        self._progress = time.monotonic()
+        self._progress = self._watched = time.monotonic()
         try:
             for index in range(stage_count):
                 self._handles.append(_StageHandle(index, command(self._folder, index)))
@@ -189,6 +192,15 @@ class ProcessCluster:
     def _take(self, timeout_s: float) -> list[Any]:
         """Messages other than heartbeats. Raises what a stage reported, or that one is lost or silent."""
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        messages = self._drain()
+        if any(handle.pid_descriptor in ready for handle in self._handles):
+            # What a stage said last may still be on its way; it explains more than that the process has ended.
+            self._inbox.socket.poll(LAST_WORDS_MS)
+            messages += self._drain()
+        self._watch_stages(ready)
+        return messages
+
+    def _drain(self) -> list[Any]:
         messages = []
         while (received := self._inbox.receive()) is not None:
             source, message = received
@@ -200,21 +212,31 @@ class ProcessCluster:
                 raise _failure(message)
             else:
                 messages.append(message)
-        self._watch_stages(ready)
         return messages
 
     def _watch_stages(self, ready: dict[Any, int]) -> None:
         now = time.monotonic()
+        self._forgive_own_absence(now)
         for handle in self._handles:
             if handle.pid_descriptor in ready:
                 handle.process.poll()
                 raise StageLostError(f"stage {handle.index} (process {handle.process.pid}) {handle.describe_end()}; restart the server")
-            silent_s = now - handle.heard
+            silent_s = 0.0 if handle.heard is None else now - handle.heard
             if silent_s > self._timeouts.heartbeat_s:
                 raise StalledError(
                     f"stage {handle.index} (process {handle.process.pid}) has not answered for {silent_s:.1f} s, last at step {handle.last.step}; "
                     "it is stopped or its machine is overloaded"
                 )
+
+    def _forgive_own_absence(self, now: float) -> None:
+        """Time in which this process did not watch (stopped and continued together with its stages, say) is nobody's silence."""
+        absent_s = now - self._watched - ABSENCE_S
+        self._watched = now
+        if absent_s > 0:
+            self._progress += absent_s
+            for handle in self._handles:
+                if handle.heard is not None:
+                    handle.heard = min(now, handle.heard + absent_s)
 
     def _watch_steps(self, results: int) -> None:
         now = time.monotonic()

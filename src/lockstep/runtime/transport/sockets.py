@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from lockstep.errors import LinkError
-from lockstep.runtime.transport.frames import LinkReader, LinkWriter
+from lockstep.runtime.transport.frames import MESSAGE_BYTES_MAX, LinkReader, LinkWriter
 
 LINGER_MS = 1000
 RECONNECT_MS = 10
@@ -28,6 +28,7 @@ class Inbox:
     def __init__(self, context: zmq.Context[Any], folder: Path, receiver: int) -> None:
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         self.socket.bind(endpoint(folder, receiver))
         self._reader = LinkReader(receiver)
 
