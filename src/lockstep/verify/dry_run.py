@@ -121,8 +121,8 @@ VARIANTS: tuple[tuple[int, int, int | None], ...] = (
 )
 """What is varied until a pool is found that forces preemption: block size, microbatches beyond the stages, slots (None: enough for all)."""
 
-POSITION_STRIDES = (96, 40, 16, 6, 2)
-"""Of pool sizes, in positions: first coarsely over all variants, then finely."""
+POSITION_STRIDES = ((96, 64), (24, 24), (8, 32), (2, 32), (16, 512), (4, 2048))
+"""(stride, steps) of pool sizes, in positions above one request's: first coarsely, then finely where pools are tight, then finely everywhere."""
 
 
 def choose_pool(
@@ -155,10 +155,10 @@ def choose_pool(
 def _candidates(window: int, lengths: Sequence[int]) -> list[tuple[int, int, int | None, int]]:
     """(block size, further microbatches, slots, blocks), each once: pools from little more than one request upwards."""
     found: dict[tuple[int, int, int | None, int], None] = {}
-    for stride in POSITION_STRIDES:
+    for stride, steps in POSITION_STRIDES:
         for size, more, slots in VARIANTS:
             least, most = ceil_div(window, size) + 1, sum(ceil_div(length, size) for length in lengths)
-            tight = range(least, least + max(1, 8 // size))
-            counts = range(least, most, max(1, stride // size))
-            found.update(dict.fromkeys((size, more, slots, count) for count in (*tight, *counts)))
+            scaled = max(1, stride // size)
+            counts = range(least, min(most, least + steps * scaled), scaled)
+            found.update(dict.fromkeys((size, more, slots, count) for count in counts))
     return list(found)
