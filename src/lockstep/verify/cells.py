@@ -20,8 +20,8 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 }
 TRIPLES = tuple(("stages", "async", third) for third in ("budget", "cache", "preemption"))
 CELLS_LEAST = 40
-QUICK_CELLS = 13
-QUICK_PROCESS_CELLS = 2
+QUICK_CELLS = 12
+QUICK_FORCED = 3
 _CANDIDATES = 40
 
 Assignment = tuple[tuple[str, str], ...]
@@ -78,12 +78,16 @@ def full_cells(seed: int = 0) -> list[Cell]:
 
 
 def quick_cells(seed: int = 0) -> list[Cell]:
-    """QUICK_CELLS cells that cover as many pairs as they can, the first QUICK_PROCESS_CELLS possible stage counts in processes."""
+    """QUICK_CELLS cells that cover as many pairs as they can, QUICK_FORCED of them with preemption (whose pools take time to find), two in processes."""
     rng = random.Random(seed)
     missing: set[Assignment] = {a for a in required() if len(a) == 2}
     cells: list[Cell] = []
     while len(cells) < QUICK_CELLS:
+        if sum(cell["preemption"] == "forced" for cell in cells) == QUICK_FORCED:
+            missing = {assignment for assignment in missing if ("preemption", "forced") not in assignment}
         cell = _best_of(rng, missing)
+        if cell["preemption"] == "forced" and ("preemption", "forced") not in {setting for a in missing for setting in a}:
+            cell = Cell(settings={**cell.settings, "preemption": "none"})
         missing -= covered(cell, missing)
         if cell not in cells:
             cells.append(cell)

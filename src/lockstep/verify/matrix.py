@@ -269,7 +269,9 @@ class Matrix:
             stats = _since(engine.scheduler.stats, before)
             return len(self._missed(cell, config, read_counters(stats, open_max=0, description={})))
 
-        return choose_pool(config, self._window, requests, tokens_of, misses)
+        # A pool must hold one request of the window, so that the tightest pools need the smallest window that all requests fit in.
+        window = max(len(a.prompt) + (a.params.max_tokens or 0) for a in (*self._workload.asks, *self._workload.neighbours))
+        return choose_pool(dataclasses.replace(config, max_model_len=window), window, requests, tokens_of, misses)
 
     def _missed(self, cell: Cell, config: EngineConfig, counters: Counters) -> list[str]:
         budget = config.max_num_batched_tokens

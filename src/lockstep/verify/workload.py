@@ -98,7 +98,7 @@ def neighbour_asks(asks: Sequence[Ask], window: int) -> tuple[Ask, ...]:
         Ask(
             name=f"neighbour-{i}",
             prompt=ask.prompt,
-            params=replace(ask.params, seed=1_000_003 + i, temperature=1.0, max_tokens=min(40, window - len(ask.prompt)), ignore_eos=True),
+            params=replace(ask.params, seed=1_000_003 + i, temperature=1.0, max_tokens=min(12, window - len(ask.prompt)), ignore_eos=True),
         )
         for i, ask in enumerate(longest)
     )
