@@ -78,7 +78,8 @@ def full_cells(seed: int = 0) -> list[Cell]:
 
 
 def quick_cells(seed: int = 0) -> list[Cell]:
-    """QUICK_CELLS cells that cover as many pairs as they can, QUICK_FORCED of them with preemption (whose pools take time to find), two in processes."""
+    """QUICK_CELLS cells that cover as many pairs as they can, QUICK_FORCED of them with preemption (whose pools take time to find), two in
+    processes."""
     rng = random.Random(seed)
     missing: set[Assignment] = {a for a in required() if len(a) == 2}
     cells: list[Cell] = []
