@@ -15,13 +15,17 @@
     `-- InternalError          our bug: a request or the engine is stopped
         |-- DivergenceError        two replicas of the log disagree
         |-- ProvenanceError        KV that attention was about to read is not this request's
-        `-- LogError               a record that no correct driver would have written
+        |-- LogError               a record that no correct driver would have written
+        |-- LedgerError            a delivery that does not fit the ledger's account
+        `-- PoisonError            a request during which the engine failed again and again
 
 It knows nothing of HTTP beyond the status that fits a kind, and nothing of who raises what.
 A message says what was expected, what came, and what to do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class LockstepError(Exception):
@@ -103,7 +107,15 @@ class CapacityError(LockstepError):
 
 
 class InternalError(LockstepError):
-    """A mistake of Lockstep's own. It is never answered with wrong tokens."""
+    """A mistake of Lockstep's own. It is never answered with wrong tokens.
+
+    step: of the log, -1 if none. concerned: (slot, generation) of the requests whose state is wrong; empty if that cannot be told.
+    """
+
+    def __init__(self, message: str, *, step: int = -1, concerned: Sequence[tuple[int, int]] = ()) -> None:
+        super().__init__(message)
+        self.step = step
+        self.concerned = tuple(concerned)
 
 
 class DivergenceError(InternalError):
@@ -111,23 +123,26 @@ class DivergenceError(InternalError):
 
     code = "divergence"
 
-    def __init__(self, message: str, *, step: int) -> None:
-        super().__init__(message)
-        self.step = step
-
 
 class ProvenanceError(InternalError):
     """KV that attention was about to read was not computed from the request's own prefix."""
 
     code = "provenance"
 
-    def __init__(self, message: str, *, step: int, slot: int) -> None:
-        super().__init__(message)
-        self.step = step
-        self.slot = slot
-
 
 class LogError(InternalError):
-    """A log record that no correct driver or sampling rank would have written."""
+    """A log record that no correct driver or sampling rank would have written, or a table that no record could have made."""
 
     code = "log_error"
+
+
+class LedgerError(InternalError):
+    """What would be delivered does not fit the account that the delivery ledger keeps of each request."""
+
+    code = "ledger"
+
+
+class PoisonError(InternalError):
+    """The engine failed again and again while this request was computed; it is ended so that the others go on."""
+
+    code = "poison_request"

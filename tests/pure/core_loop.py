@@ -86,7 +86,7 @@ def make_plan(
     tokens = Ragged.of([admission.tokens for admission in admits])
     admissions = Admissions(
         slots=_int32(admission.slot for admission in admits),
-        columns={name: column_array(name, [value[name] for value in values]) for name in ADMITTED} if admits else {},
+        values={name: column_array(name, [value[name] for value in values]) for name in ADMITTED} if admits else {},
         tokens=tokens,
         marks=np.repeat(np.array([admission.mark for admission in admits], np.uint8), tokens.lengths()),
         sides=tuple(admission.side for admission in admits),

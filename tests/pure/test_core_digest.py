@@ -38,7 +38,7 @@ def rich_records() -> tuple[StepPlan, StepResult, BatchLayout]:
 
 
 PLAN, RESULT, LAYOUT = rich_records()
-RECORDS: dict[str, Arrays] = {"plan": PLAN.arrays(), "result": RESULT.arrays(), "layout": LAYOUT.arrays()}
+RECORDS: dict[str, Arrays] = {name: tuple(record.columns().values()) for name, record in (("plan", PLAN), ("result", RESULT), ("layout", LAYOUT))}
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -58,11 +58,11 @@ def test_any_flipped_bit_changes_the_digest(name: str) -> None:
 
 def test_every_field_of_a_layout_is_folded() -> None:
     """A field that `arrays` left out could differ between replicas unseen: each must be there, itself or by its hash."""
-    listed = {id(array) for array in LAYOUT.arrays()}
+    listed = {id(array) for array in LAYOUT.columns().values()}
     for name in BatchLayout.__dataclass_fields__:
         value = getattr(LAYOUT, name)
         if name in ("step", "block_size"):
-            assert value in LAYOUT.arrays()[0].tolist(), name
+            assert value in LAYOUT.columns()["head"].tolist(), name
         elif name == "sides":
             assert [side.hash64() for side in value] == LAYOUT.side_hash.tolist()
         else:

@@ -77,7 +77,7 @@ def test_another_token_anywhere_in_the_prefix_is_seen(position: int) -> None:
     reader = OneRequest(PROMPT, [3, 5], provenance=owner.provenance, computed=5)
     with pytest.raises(ProvenanceError) as caught:
         reader.step(1, samples=True)
-    assert (caught.value.step, caught.value.slot) == (0, 0)
+    assert (caught.value.step, caught.value.concerned[0][0]) == (0, 0)
     same = OneRequest(other, [3, 5], provenance=owner.provenance, computed=5)
     same.step(1, samples=True)
 

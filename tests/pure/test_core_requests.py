@@ -18,7 +18,7 @@ PROMPT = list(range(100, 112))
 
 def computed_of(plan: StepPlan) -> list[int]:
     """Positions that the plan's admissions take from the cache."""
-    return plan.admissions.columns["computed"].tolist() if len(plan.admissions.slots) else []
+    return plan.admissions.values["computed"].tolist() if len(plan.admissions.slots) else []
 
 
 # Prefix cache
@@ -112,7 +112,7 @@ def test_sibling_comes_one_plan_after_its_elder_and_hits_its_prompt() -> None:
     loop.scheduler.submit(make_request("r#1", PROMPT, 8, sibling_of="r#0"))
     loop.scheduler.submit(make_request("other", [1, 2], 8))
     first = loop.expect_plan()
-    assert first.admissions.columns["prompt_length"].tolist() == [12, 2], "who comes after the sibling passes it"
+    assert first.admissions.values["prompt_length"].tolist() == [12, 2], "who comes after the sibling passes it"
     second = loop.expect_plan()
     assert computed_of(second) == [8]
     loop.run()
@@ -265,7 +265,7 @@ def test_slot_of_an_ended_request_is_reused_in_the_next_generation_only() -> Non
     while loop.scheduler.has_work:
         plan = loop.plan()
         if plan is not None and len(plan.admissions.slots):
-            generations += plan.admissions.columns["generation"].tolist()
+            generations += plan.admissions.values["generation"].tolist()
         if loop.plans:
             loop.answer()
     assert generations == [0, 1]

@@ -66,14 +66,14 @@ class Ledger:
     def _note_admissions(self, plan: StepPlan) -> None:
         a = plan.admissions
         for i in range(len(a.slots)):
-            generation = int(a.columns["generation"][i])
+            generation = int(a.values["generation"][i])
             assert generation not in self.held
-            known, cap = int(a.columns["known"][i]), int(a.columns["length_cap"][i])
+            known, cap = int(a.values["known"][i]), int(a.values["length_cap"][i])
             request = self.loop.scheduler._by_generation[generation]
             rank = (request.spec.priority if self.loop.scheduler.config.priorities else 0, request.arrival)
             self.held[generation] = Held(request, cap, rank, slot=int(a.slots[i]))
-            assert a.columns["computed"][i] % BLOCK_SIZE == 0
-            assert 0 <= a.columns["computed"][i] <= known - 1, "rule 4: hits lie below known - 1"
+            assert a.values["computed"][i] % BLOCK_SIZE == 0
+            assert 0 <= a.values["computed"][i] <= known - 1, "rule 4: hits lie below known - 1"
 
     def _note_blocks(self, plan: StepPlan) -> None:
         by_slot = {one.slot: one for one in self.held.values()}
@@ -250,7 +250,7 @@ def test_plans_are_a_function_of_what_came_in() -> None:
         written = []
         for _ in range(400):
             while (plan := loop.plan()) is not None:
-                written.append([np.asarray(array).reshape(-1).tolist() for array in plan.arrays()])
+                written.append([np.asarray(array).reshape(-1).tolist() for array in plan.columns().values()])
             if not loop.plans:
                 break
             loop.answer()

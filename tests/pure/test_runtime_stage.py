@@ -137,7 +137,7 @@ def test_overwritten_kv_stops_the_step_on_the_stage_that_holds_it() -> None:
     stage._provenance[0].tags[block] ^= np.uint64(1)
     with pytest.raises(ProvenanceError) as caught:
         rig.run()
-    assert caught.value.slot == 0
+    assert caught.value.concerned[0][0] == 0
 
 
 def test_waiting_stage_says_what_for() -> None:

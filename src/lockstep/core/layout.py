@@ -7,13 +7,11 @@ longest row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.core.ragged import Ragged
-from lockstep.core.records import Side
+from lockstep.core.records import Columns, Side, named
 from lockstep.core.types import F32, I32, I64, U64
 
 
@@ -31,8 +29,8 @@ class SamplingColumns:
     min_p: F32
     logprob_count: I32
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        return (self.index, self.position, self.seed, self.temperature, self.top_k, self.top_p, self.min_p, self.logprob_count)
+    def columns(self) -> Columns:
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,34 +79,34 @@ class BatchLayout:
     def row_count(self) -> int:
         return len(self.slot)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
+    def columns(self) -> Columns:
         """What the digest folds: everything above, side records by their hash."""
-        return (
-            np.array([self.step, self.block_size], np.int64),
-            self.slot,
-            self.generation,
-            self.start,
-            self.count,
-            self.known,
-            self.token_ids,
-            self.positions,
-            self.marks,
-            self.tags,
-            self.row_starts,
-            *self.block_tables,
-            self.block_tags,
-            self.tail_tags,
-            self.sample_row,
-            self.sample_starts,
-            *self.sampling.arrays(),
-            self.prompt_length,
-            self.length_cap,
-            self.draft_ids.starts,
-            self.draft_ids.values,
-            self.stop_ids.starts,
-            self.stop_ids.values,
-            self.side_hash,
-        )
+        return {
+            "head": np.array([self.step, self.block_size], np.int64),
+            "slot": self.slot,
+            "generation": self.generation,
+            "start": self.start,
+            "count": self.count,
+            "known": self.known,
+            "token_ids": self.token_ids,
+            "positions": self.positions,
+            "marks": self.marks,
+            "tags": self.tags,
+            "row_starts": self.row_starts,
+            **{f"block_tables{group}": table for group, table in enumerate(self.block_tables)},
+            "block_tags": self.block_tags,
+            "tail_tags": self.tail_tags,
+            "sample_row": self.sample_row,
+            "sample_starts": self.sample_starts,
+            **named("sampling", self.sampling.columns()),
+            "prompt_length": self.prompt_length,
+            "length_cap": self.length_cap,
+            "draft_ids.starts": self.draft_ids.starts,
+            "draft_ids": self.draft_ids.values,
+            "stop_ids.starts": self.stop_ids.starts,
+            "stop_ids": self.stop_ids.values,
+            "side_hash": self.side_hash,
+        }
 
     def row_of_token(self) -> I32:
         """int32 [T]: the row that each token belongs to."""

@@ -79,7 +79,7 @@ class PlanBuilder:
         tokens = Ragged.of([request.tokens[: request.known] for request, _ in self._admissions])
         return Admissions(
             slots=_int32(request.slot for request, _ in self._admissions),
-            columns={name: column_array(name, [row[name] for row in rows]) for name in ADMITTED},
+            values={name: column_array(name, [row[name] for row in rows]) for name in ADMITTED},
             tokens=tokens,
             marks=np.full(len(tokens.values), MARK_TOKEN, np.uint8),
             sides=tuple(request.spec.side for request, _ in self._admissions),

@@ -90,5 +90,5 @@ class Provenance:
             f"step {layout.step}, slot {slot} generation {int(layout.generation[row])}: KV at position {position} carries tag {found:#018x}, "
             f"the request's prefix has {wanted:#018x}; the request is stopped rather than answered from another prefix's KV",
             step=layout.step,
-            slot=slot,
+            concerned=[(slot, int(layout.generation[row]))],
         )

@@ -1,6 +1,6 @@
 """The records of the log, in their final shape: what the driver writes (`StepPlan`) and what the sampling rank writes (`StepResult`).
 
-One frozen object a message with columns inside. `arrays()` of a record lists what the digest folds, in order.
+One frozen object a message with columns inside. `columns()` of a record names what the digest folds, in order.
 Records say nothing about how they travel; `runtime.transport.codec` turns them into bytes.
 """
 
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from lockstep.core.ragged import Ragged
 from lockstep.core.schema import ADMITTED
 from lockstep.core.types import F32, I32, I64, U8, U64
+
+Columns = dict[str, NDArray[Any]]
+"""What the digest folds of a record or a layout, by name, in order."""
 
 
 def _int32(count: int = 0) -> I32:
@@ -53,6 +56,11 @@ class Side:
         return _hash64(self.cache_salt)
 
 
+def named(prefix: str, columns: Mapping[str, NDArray[Any]]) -> Columns:
+    """columns under `prefix.name`."""
+    return {f"{prefix}.{name}": array for name, array in columns.items()}
+
+
 def _hash64(*parts: bytes) -> int:
     hasher = hashlib.blake2b(digest_size=8)
     for part in parts:
@@ -80,17 +88,17 @@ class Slots:
     slots: I32 = field(default_factory=_int32)
     generations: I64 = field(default_factory=_int64)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        return (self.slots, self.generations)
+    def columns(self) -> Columns:
+        return {"slots": self.slots, "generations": self.generations}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admissions:
-    """Requests that get a slot: every admitted column of `schema.COLUMNS` [A], and per admission its known tokens, their marks, its side record,
-    and for an import (column `importing`) the transfer to fetch. marks: uint8, MARK_TOKEN or MARK_EMBEDDING for each value of `tokens`."""
+    """Requests that get a slot. values: every admitted column of `schema.COLUMNS` [A], and per admission its known tokens, their marks, its
+    side record, and for an import (column `importing`) the transfer to fetch. marks: uint8, MARK_TOKEN or MARK_EMBEDDING for each of `tokens`."""
 
     slots: I32 = field(default_factory=_int32)
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     tokens: Ragged = field(default_factory=_ragged)
     marks: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
     sides: tuple[Side, ...] = ()
@@ -98,16 +106,23 @@ class Admissions:
 
     def __post_init__(self) -> None:
         if len(self.slots):
-            assert set(self.columns) == set(ADMITTED), f"admission columns {sorted(self.columns)}, schema wants {sorted(ADMITTED)}"
+            assert set(self.values) == set(ADMITTED), f"admission columns {sorted(self.values)}, schema wants {sorted(ADMITTED)}"
         count = len(self.slots)
         assert len(self.tokens) == len(self.sides) == len(self.transfers) == count, (count, len(self.tokens), len(self.sides), len(self.transfers))
         assert len(self.marks) == len(self.tokens.values), (len(self.marks), len(self.tokens.values))
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
+    def columns(self) -> Columns:
         if not len(self.slots):
-            return (self.slots,)
-        ordered = tuple(self.columns[name] for name in ADMITTED)
-        return (self.slots, *ordered, self.tokens.starts, self.tokens.values, self.marks.astype(np.int32))
+            return {"slots": self.slots}
+        ordered = {name: self.values[name] for name in ADMITTED}
+        transfers = np.array([-1 if transfer is None else transfer.number for transfer in self.transfers], np.int64)
+        sequence: Columns = {
+            "transfers": transfers,
+            "tokens.starts": self.tokens.starts,
+            "tokens": self.tokens.values,
+            "marks": self.marks.astype(np.int32),
+        }
+        return {"slots": self.slots, **ordered, **sequence}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +133,8 @@ class Ready:
     generations: I64 = field(default_factory=_int64)
     computed: I32 = field(default_factory=_int32)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        return (self.slots, self.generations, self.computed)
+    def columns(self) -> Columns:
+        return {"slots": self.slots, "generations": self.generations, "computed": self.computed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +147,9 @@ class Exports:
     computed: I32 = field(default_factory=_int32)
     blocks: tuple[Ragged, ...] = ()
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        return (*self.slots.arrays(), self.computed, *(a for blocks in self.blocks for a in (blocks.starts, blocks.values)))
+    def columns(self) -> Columns:
+        blocks = {f"blocks{g}{part}": array for g, of in enumerate(self.blocks) for part, array in ((".starts", of.starts), ("", of.values))}
+        return {**self.slots.columns(), "computed": self.computed, **blocks}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +166,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        return (self.slots, self.generations, self.counts, self.starts, self.samples)
+    def columns(self) -> Columns:
+        return {"slots": self.slots, "generations": self.generations, "counts": self.counts, "starts": self.starts, "samples": self.samples}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +178,8 @@ class NewBlocks:
     groups: I32 = field(default_factory=_int32)
     blocks: Ragged = field(default_factory=_ragged)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        return (self.slots, self.groups, self.blocks.starts, self.blocks.values)
+    def columns(self) -> Columns:
+        return {"slots": self.slots, "groups": self.groups, "blocks.starts": self.blocks.starts, "blocks": self.blocks.values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +198,14 @@ class StepPlan:
     new_blocks: NewBlocks = field(default_factory=NewBlocks)
     rows: Rows = field(default_factory=Rows)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        head = np.array(
-            [self.epoch, self.step, self.horizon, *(t.number for t in self.exports.transfers), *(t.number for t in self.unexports)], np.int64
-        )
-        parts = (self.releases, self.admissions, self.ready, self.exports, self.new_blocks, self.rows)
-        return (head, *(array for part in parts for array in part.arrays()))
+    def columns(self) -> Columns:
+        """Parts without an entry have one empty column, so that a plan's shape shows in what is folded."""
+        ended = [t.number for t in self.exports.transfers] + [t.number for t in self.unexports]
+        columns: Columns = {"head": np.array([self.epoch, self.step, self.horizon, *ended], np.int64)}
+        parts = ("releases", "admissions", "ready", "exports", "new_blocks", "rows")
+        for part in parts:
+            columns |= named(part, getattr(self, part).columns())
+        return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +236,14 @@ class StepResult:
     def __len__(self) -> int:
         return len(self.slots)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        head = np.array([self.epoch, self.step], np.int64)
-        tokens, drafts = self.tokens, self.drafts
-        return (head, self.slots, self.generations, tokens.starts, tokens.values, self.finishes, drafts.starts, drafts.values)
+    def columns(self) -> Columns:
+        return {
+            "head": np.array([self.epoch, self.step], np.int64),
+            "slots": self.slots,
+            "generations": self.generations,
+            "tokens.starts": self.tokens.starts,
+            "tokens": self.tokens.values,
+            "finishes": self.finishes,
+            "drafts.starts": self.drafts.starts,
+            "drafts": self.drafts.values,
+        }

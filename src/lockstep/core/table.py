@@ -157,11 +157,11 @@ class SlotTable:
             return
         self._expect(bool((self.columns["generation"][slots] == FREE).all()), lambda: f"admission to slots that are held: {slots}")
         self._expect(len(set(slots.tolist())) == len(slots), lambda: f"two admissions to one slot: {slots}")
-        caps = admissions.columns["length_cap"]
+        caps = admissions.values["length_cap"]
         fit = bool((np.maximum(caps, admissions.tokens.lengths()) <= self.shape.length_max).all())
         self._expect(fit, lambda: f"admission of {admissions.tokens.lengths()} tokens with caps {caps}, a slot holds {self.shape.length_max}")
         for column in COLUMNS:
-            self.columns[column.name][slots] = admissions.columns[column.name] if column.initial is None else column.initial
+            self.columns[column.name][slots] = admissions.values[column.name] if column.initial is None else column.initial
         self.block_counts[:, slots] = 0
         salts = self.columns["kv_salt"][slots]
         for i, slot in enumerate(slots):

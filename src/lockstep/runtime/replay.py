@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from lockstep.core.digest import Digest
 from lockstep.core.layout import BatchLayout
-from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.records import Columns, StepPlan, StepResult, named
 from lockstep.core.table import SlotTable
 from lockstep.errors import LogError
+
+FOLDED_KEPT = 64
+"""Steps whose folded columns a replica keeps. More than plans are ever in flight, so that replicas that disagree about a step can be compared."""
 
 
 class Replica:
@@ -15,6 +20,7 @@ class Replica:
     def __init__(self, table: SlotTable, digest: Digest) -> None:
         self.table = table
         self.digest = digest
+        self.folded: deque[tuple[int, Columns]] = deque(maxlen=FOLDED_KEPT)
         self._results: dict[int, StepResult] = {}
 
     def offer(self, result: StepResult) -> None:
@@ -31,17 +37,22 @@ class Replica:
 
     def run(self, plan: StepPlan) -> BatchLayout:
         """PROTOCOL.md 1: results below the horizon, the plan, resolve, note; and fold all of it into the digest."""
-        arrays = list(plan.arrays())
+        columns = named("plan", plan.columns())
         while self.table.applied < plan.horizon:
             result = self._results.pop(self.table.applied)
             self.table.apply_result(result)
-            arrays.extend(result.arrays())
+            columns |= named(f"result {result.step}", result.columns())
         self.table.apply_plan(plan)
         layout = self.table.resolve(plan)
         self.table.note(layout)
-        arrays.extend(layout.arrays())
-        self.digest.fold(arrays)
+        columns |= named("layout", layout.columns())
+        self.digest.fold(list(columns.values()))
+        self.folded.append((plan.step, columns))
         return layout
+
+    def columns_of(self, step: int) -> Columns | None:
+        """What the digest folded for this step, if it is one of the last FOLDED_KEPT."""
+        return next((columns for at, columns in self.folded if at == step), None)
 
     @property
     def buffered_count(self) -> int:

@@ -127,7 +127,7 @@ def _admissions(lines: list[Command]) -> Admissions:
     columns = [_admitted_columns(line, side) for line, side in zip(lines, sides, strict=True)]
     return Admissions(
         slots=_int32(lines, "slot"),
-        columns={name: column_array(name, [row[name] for row in columns]) for name in ADMITTED},
+        values={name: column_array(name, [row[name] for row in columns]) for name in ADMITTED},
         tokens=Ragged.of([line.numbers("tokens") for line in lines]),
         marks=np.concatenate([_marks(line) for line in lines]),
         sides=tuple(sides),

@@ -64,7 +64,7 @@ def plan(record: StepPlan) -> str:
     lines += [f"  release slot {s} generation {g}" for s, g in zip(record.releases.slots, record.releases.generations, strict=True)]
     admitted = record.admissions
     for i, slot in enumerate(admitted.slots):
-        generation, known, computed = (int(admitted.columns[name][i]) for name in ("generation", "known", "computed"))
+        generation, known, computed = (int(admitted.values[name][i]) for name in ("generation", "known", "computed"))
         lines.append(f"  admit slot {slot} generation {generation}: known {known}, computed {computed}")
     rows = record.rows
     for slot, generation, count, start, samples in zip(rows.slots, rows.generations, rows.counts, rows.starts, rows.samples, strict=True):

@@ -72,7 +72,7 @@ class DryEngine:
 
     def _answer(self, plan: StepPlan) -> StepResult:
         """_known: by generation (seed, known tokens, cap); gone once a request has ended, so that its later rows resolve to nothing."""
-        c = plan.admissions.columns
+        c = plan.admissions.values
         for i in range(len(plan.admissions.slots)):
             self._known[int(c["generation"][i])] = (int(c["seed"][i]), int(c["known"][i]), int(c["length_cap"][i]))
         rows = [r for r in np.flatnonzero(plan.rows.samples) if int(plan.rows.generations[r]) in self._known]

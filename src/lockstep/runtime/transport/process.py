@@ -294,7 +294,7 @@ def _failure(message: StageFailure) -> LockstepError:
     if message.code == DivergenceError.code:
         return DivergenceError(text, step=message.step)
     if message.code == ProvenanceError.code:
-        return ProvenanceError(text, step=message.step, slot=-1)
+        return ProvenanceError(text, step=message.step)
     for kind in (LinkError, CheckpointError, ConfigError, UnsupportedError):
         if message.code == kind.code:
             return kind(text)
