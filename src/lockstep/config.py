@@ -33,6 +33,13 @@ class EngineConfig:
     backend: "native" or "reference" (torch). instruction_set: of the native backend; None picks the best this CPU has.
     heartbeat_timeout_s: a stage that is silent for longer is lost. step_timeout_s: a step without a result for longer is stalled.
     startup_timeout_s: stages must be ready by then.
+    max_restarts: failures within ten minutes after which the engine begins a new epoch and goes on; one more ends it, so 0 is no recovery.
+    restart_backoff_s: wait before the second restart without a token in between, doubled each time.
+    runtime_checks: digests, checksums, provenance and the delivery ledger; False is for benchmarks of their cost only.
+
+    recorder_folder: where a failure's recording goes; None is a folder of this user under the system's temporary one. recorder_bytes_max: of all
+    recordings there. recorder_steps: steps that a recording reaches back at least; 0 records nothing. record_tokens: recordings hold token ids;
+    otherwise keyed hashes of them.
 
     Raises ConfigError naming the setting.
     """
@@ -61,6 +68,13 @@ class EngineConfig:
     heartbeat_timeout_s: float = 5.0
     step_timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
+    max_restarts: int = 10
+    restart_backoff_s: float = 0.1
+    runtime_checks: bool = True
+    recorder_folder: str | None = None
+    recorder_bytes_max: int = 256 << 20
+    recorder_steps: int = 256
+    record_tokens: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -75,6 +89,9 @@ class EngineConfig:
             ("max_num_seqs", 1, 65536),
             ("max_num_batched_tokens", 1, 1 << 20),
             ("queue_max", 1, 1 << 31),
+            ("max_restarts", 0, 1 << 31),
+            ("recorder_bytes_max", 0, 1 << 50),
+            ("recorder_steps", 0, 1 << 20),
         ):
             _integer(name, getattr(self, name), low, high)
         for name, low, high in (
@@ -87,10 +104,10 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), low, high)
-        for name in ("enable_prefix_caching", "async_scheduling"):
+        for name in ("enable_prefix_caching", "async_scheduling", "runtime_checks", "record_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        for name in ("heartbeat_timeout_s", "step_timeout_s", "startup_timeout_s"):
+        for name in ("heartbeat_timeout_s", "step_timeout_s", "startup_timeout_s", "restart_backoff_s"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < 1e7:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")

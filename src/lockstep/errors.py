@@ -109,13 +109,17 @@ class CapacityError(LockstepError):
 class InternalError(LockstepError):
     """A mistake of Lockstep's own. It is never answered with wrong tokens.
 
-    step: of the log, -1 if none. concerned: (slot, generation) of the requests whose state is wrong; empty if that cannot be told.
+    step: of the log, -1 if none. concerned: (slot, generation) of the requests whose state is wrong; request_ids: the same where they are known by
+    name. Both are empty if it cannot be told.
     """
 
-    def __init__(self, message: str, *, step: int = -1, concerned: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self, message: str, *, step: int = -1, concerned: Sequence[tuple[int, int]] = (), request_ids: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
         self.step = step
         self.concerned = tuple(concerned)
+        self.request_ids = tuple(request_ids)
 
 
 class DivergenceError(InternalError):

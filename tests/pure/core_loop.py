@@ -132,7 +132,7 @@ def run_plan(table: SlotTable, plan: StepPlan) -> BatchLayout:
 
 def make_request(name: str, prompt: Sequence[int], new: int, **changes: Any) -> EngineRequest:
     """A greedy request for `new` tokens after the prompt."""
-    return EngineRequest(request_id=name, prompt=np.array(prompt, np.int32), length_cap=len(prompt) + new, seed=0, **changes)
+    return EngineRequest(request_id=name, prompt=np.array(prompt, np.int32), length_cap=len(prompt) + new, **{"seed": 0, **changes})
 
 
 def make_scheduler(**changes: Any) -> Scheduler:

@@ -28,7 +28,9 @@ def verifying_layout(drafts: list[int], room: int, stop_ids: tuple[int, ...] = (
 
 
 def accepted(layout: BatchLayout, draws: list[int], drafts: list[list[int]] | None = None) -> StepResult:
-    return accept(layout, np.array(draws, np.int32), epoch=0, digests=np.zeros(1, np.uint64), drafts=drafts or [])
+    """One draw a sampled position; of `draws` those behind the last one are left out."""
+    sampled = np.array(draws[: layout.sample_starts[-1]], np.int32)
+    return accept(layout, sampled, epoch=0, digests=np.zeros(1, np.uint64), drafts=drafts or [])
 
 
 def dumb(draws: list[int], drafts: list[int], room: int) -> tuple[list[int], int]:

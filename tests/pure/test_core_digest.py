@@ -98,6 +98,17 @@ def test_sizes_are_folded() -> None:
     empty = np.zeros(0, np.int32)
     assert folded([empty, a]) != folded([a, empty])
     assert folded([np.zeros(1, np.int32)]) != folded([np.zeros(2, np.int32)])
+    assert folded([np.zeros(1, np.int32)]) != folded([np.zeros(1, np.int64)])
+
+
+@pytest.mark.parametrize("content", [[], [0], [0, 0], [7, 0]])
+def test_number_of_arrays_is_folded(content: list[int]) -> None:
+    """An empty array has no words, and words of zero add nothing to a sum: neither may come or go unseen."""
+    array, empty = np.array(content, np.int32), np.zeros(0, np.int32)
+    lists: list[Arrays] = [[], [empty, array], [array, empty, empty], [empty, array, empty], [empty] * 4]
+    lists += [[array], [array, empty]] if content else [[empty], [empty] * 2]
+    distinct = {tuple(tuple(part.tolist()) for part in arrays) for arrays in lists}
+    assert len({folded(arrays) for arrays in lists}) == len(distinct)
 
 
 def test_digest_rolls_so_that_order_and_an_old_difference_stay_visible() -> None:

@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Exports, LogprobColumns, Side, Slots, StepPlan, StepResult, Transfer
 from lockstep.errors import LinkError
-from lockstep.runtime.messages import Activations, Heartbeat, StageFailure, StageHello, StageReady, StageStart
+from lockstep.runtime.messages import (
+    Activations,
+    ColumnsRequest,
+    Heartbeat,
+    ImportReport,
+    KVPart,
+    KVPull,
+    StageFailure,
+    StageHello,
+    StageReady,
+    StageStart,
+    StepColumns,
+)
 from lockstep.runtime.transport.codec import DTYPES, KIND_OF, MESSAGES, Codec, array_from_parts, array_parts
 
 CODEC = Codec()
@@ -91,6 +103,16 @@ def results(draw: st.DrawFn) -> StepResult:
 
 
 TEXTS = st.text(max_size=8)
+ARRAYS = st.dictionaries(TEXTS, st.sampled_from(sorted(DTYPES)).map(lambda dtype: np.arange(6).astype(dtype).reshape(2, 3)), max_size=3)
+TRANSFERS = st.builds(
+    Transfer,
+    instance=TEXTS,
+    epoch=SMALL,
+    step=SMALL,
+    number=SMALL,
+    address=TEXTS,
+    layers=st.lists(st.tuples(SMALL, SMALL), max_size=2).map(tuple),
+)
 MESSAGE_STRATEGIES: dict[type[Any], st.SearchStrategy[Any]] = {
     StepPlan: plans(),
     StepResult: results(),
@@ -106,9 +128,22 @@ MESSAGE_STRATEGIES: dict[type[Any], st.SearchStrategy[Any]] = {
         kv_bytes_max=st.integers(0, 1 << 50),
     ),
     StageStart: st.builds(StageStart, epoch=SMALL, block_counts=st.lists(SMALL, max_size=3).map(tuple)),
-    StageReady: st.builds(StageReady, stage=SMALL, kv_bytes=SMALL, threads=SMALL),
-    Heartbeat: st.builds(Heartbeat, stage=SMALL, step=SMALL, waits_for=TEXTS),
-    StageFailure: st.builds(StageFailure, stage=SMALL, code=TEXTS, message=TEXTS, step=st.integers(-1, 100)),
+    StageReady: st.builds(StageReady, stage=SMALL, epoch=SMALL, kv_bytes=SMALL, threads=SMALL),
+    Heartbeat: st.builds(Heartbeat, stage=SMALL, step=SMALL, waits_for=TEXTS, check_seconds=st.floats(0, 1e6)),
+    StageFailure: st.builds(
+        StageFailure,
+        stage=SMALL,
+        epoch=SMALL,
+        code=TEXTS,
+        message=TEXTS,
+        step=st.integers(-1, 100),
+        concerned=st.lists(st.tuples(SMALL, SMALL), max_size=3).map(tuple),
+    ),
+    ColumnsRequest: st.builds(ColumnsRequest, epoch=SMALL, step=SMALL),
+    StepColumns: st.builds(StepColumns, stage=SMALL, epoch=SMALL, step=SMALL, columns=ARRAYS),
+    KVPull: st.builds(KVPull, transfer=TRANSFERS, layers=st.tuples(SMALL, SMALL), reader=SMALL),
+    KVPart: st.builds(KVPart, transfer=TRANSFERS, layers=st.tuples(SMALL, SMALL), tags=DIGESTS, values=ARRAYS),
+    ImportReport: st.builds(ImportReport, stage=SMALL, epoch=SMALL, slot=SMALL, generation=SMALL, computed=SMALL),
 }
 
 

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,13 +14,15 @@ from core_loop import make_request
 
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.params import SamplingParams
-from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.records import Columns, StepPlan
 from lockstep.core.request import EngineRequest
 from lockstep.errors import CapacityError, DivergenceError, InternalError, InvalidRequestError, LinkError, PeerError, StageLostError
 from lockstep.runtime.client import AsyncClient, collect
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
 from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
+from lockstep.runtime.loop import RestartPolicy
+from lockstep.runtime.transport.cluster import FromStages
 from lockstep.runtime.transport.local import LocalCluster
 from lockstep.sim.oracle import closed_form
 from lockstep.sim.rig import LAYER_COUNT, VOCABULARY, Rig, RigConfig
@@ -40,7 +42,20 @@ class FailingCluster:
     def send(self, plan: StepPlan) -> None:
         self._inner.send(plan)
 
-    def poll(self, timeout_s: float) -> list[StepResult]:
+    def begin(self, epoch: int) -> None:
+        self._inner.begin(epoch)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._inner.is_ready
+
+    def columns_of(self, step: int) -> Mapping[int, Columns]:
+        return self._inner.columns_of(step)
+
+    def check_seconds(self) -> Mapping[int, float]:
+        return self._inner.check_seconds()
+
+    def poll(self, timeout_s: float) -> list[FromStages]:
         results = self._inner.poll(timeout_s)
         if results and self._left <= 0:
             raise self._error
@@ -215,7 +230,7 @@ def test_failure_of_the_stages_ends_every_open_request_and_later_ones_at_once(er
     """C7-01, C7-05: nobody waits for an engine that has stopped, and whoever asks later is told why."""
     driver, cluster = make_parts()
     failing, failures = FailingCluster(cluster, error, results_max), queue.SimpleQueue[Exception]()
-    engine = Engine(driver, failing, on_failure=failures.put)
+    engine = Engine(driver, failing, restarts=RestartPolicy(most=0), on_failure=failures.put)
     witness = Witness()
     engine.submit_all(long_requests(7), witness)
     witness.wait(7)
@@ -273,7 +288,7 @@ def test_collect_yields_until_all_have_ended(engine: Engine) -> None:
 
 def test_collect_raises_the_error_of_a_failed_engine() -> None:
     driver, cluster = make_parts()
-    engine = Engine(driver, FailingCluster(cluster, StageLostError("stage 1 has ended")))
+    engine = Engine(driver, FailingCluster(cluster, StageLostError("stage 1 has ended")), restarts=RestartPolicy(most=2))
     with pytest.raises(StageLostError):
         list(collect(engine, long_requests(2)))
     engine.close()

@@ -104,6 +104,29 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     ):
         other.add_argument(f"--{name}", type=float, default=d[name.replace("-", "_")], help=f"seconds; {meaning} (default: %(default)s)")
     other.add_argument("--instruction-set", help="of the native backend (default: the best this CPU has)")
+    _add_failure_flags(parser.add_argument_group("failures"), d)
+
+
+def _add_failure_flags(failures: argparse._ArgumentGroup, d: Mapping[str, Any]) -> None:
+    failures.add_argument(
+        "--max-restarts",
+        type=count,
+        default=d["max_restarts"],
+        help="failures within ten minutes that the engine recovers from; one more ends it, 0 recovers from none (default: %(default)s)",
+    )
+    failures.add_argument(
+        "--restart-backoff-s",
+        type=float,
+        default=d["restart_backoff_s"],
+        help="seconds before the second restart in a row, doubled each time (default: %(default)s)",
+    )
+    failures.add_argument("--recorder-folder", help="recordings of failures go there (default: a folder of yours under the temporary one)")
+    failures.add_argument("--recorder-bytes-max", type=count, default=d["recorder_bytes_max"], help="of all recordings (default: %(default)s)")
+    failures.add_argument(
+        "--recorder-steps", type=count, default=d["recorder_steps"], help="steps that a recording goes back; 0 records nothing (default: %(default)s)"
+    )
+    failures.add_argument("--record-tokens", action="store_true", help="recordings hold token ids, not only keyed hashes of them")
+    failures.add_argument("--disable-runtime-checks", dest="runtime_checks", action="store_false", help="for benchmarks of what the checks cost only")
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:

@@ -30,9 +30,13 @@ def accept(
     the cap.
     drafts: next drafts, one sequence a sampling row (empty: none); those of an ended request are left out. logprobs: one row a sampled position
     [S]."""
-    accepted, finishes = [], np.zeros(len(layout.sample_row), np.int32)
+    count = len(layout.sample_row)
+    assert len(sampled) == layout.sample_starts[-1], (len(sampled), layout.sample_starts)
+    assert len(drafts) in (0, count), (len(drafts), count)
+    assert logprobs is None or len(logprobs.logprobs) == len(sampled), len(sampled)
+    accepted, finishes = [], np.zeros(count, np.int32)
     kept: list[int] = []
-    stops = [frozenset(layout.stop_ids.row(i).tolist()) for i in range(len(layout.sample_row))]
+    stops = [frozenset(layout.stop_ids.row(i).tolist()) for i in range(count)]
     for i, row in enumerate(layout.sample_row.tolist()):
         first, last = int(layout.sample_starts[i]), int(layout.sample_starts[i + 1])
         draws, proposed = sampled[first:last].tolist(), layout.draft_ids.row(i).tolist()
@@ -43,6 +47,7 @@ def accept(
             finishes[i] = FINISH_STOP if token in stops[i] else FINISH_LENGTH if len(run) == room else FINISH_NONE
             if finishes[i] or position == len(proposed) or proposed[position] != token:
                 break
+        assert 0 < len(run) <= len(proposed) + 1, (run, proposed)
         accepted.append(run)
         kept.extend(range(first, first + len(run)))
     columns = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lockstep.core.blocks import GroupBlocks
 from lockstep.core.ragged import Ragged
-from lockstep.core.records import Admissions, NewBlocks, Rows, Slots, StepPlan
+from lockstep.core.records import Admissions, Exports, NewBlocks, Ready, Rows, Slots, StepPlan, Transfer
 from lockstep.core.request import LiveRequest
 from lockstep.core.schema import ADMITTED, MARK_TOKEN, column_array
 
@@ -20,6 +21,9 @@ class PlanBuilder:
         self.row_owners: dict[int, LiveRequest] = {}
         self._releases: list[tuple[int, int]] = []
         self._admissions: list[tuple[LiveRequest, int]] = []
+        self._ready: list[tuple[LiveRequest, int]] = []
+        self._exports: list[tuple[Transfer, LiveRequest, int, GroupBlocks]] = []
+        self._unexports: list[Transfer] = []
         self._new_blocks: list[tuple[int, int, list[int]]] = []
         self._rows: list[tuple[int, int, int, int, bool]] = []
 
@@ -29,10 +33,21 @@ class PlanBuilder:
 
     @property
     def is_empty(self) -> bool:
-        return not self._rows and not self._releases
+        return not (self._rows or self._releases or self._ready or self._unexports or self._admissions)
 
     def release(self, slot: int, generation: int) -> None:
         self._releases.append((slot, generation))
+
+    def ready(self, request: LiveRequest, computed: int) -> None:
+        """Its import is over; `computed` positions came."""
+        self._ready.append((request, computed))
+
+    def export(self, transfer: Transfer, request: LiveRequest, computed: int, blocks: GroupBlocks) -> None:
+        """The request is released in this plan, its first `computed` positions stay readable in these blocks."""
+        self._exports.append((transfer, request, computed, blocks))
+
+    def unexport(self, transfer: Transfer) -> None:
+        self._unexports.append(transfer)
 
     def admit(self, request: LiveRequest, computed: int) -> None:
         """The request's slot and generation are set; its first `computed` positions come from shared blocks."""
@@ -51,6 +66,13 @@ class PlanBuilder:
     def has_row(self, request: LiveRequest) -> bool:
         return request.generation in self.row_owners
 
+    def has_ready(self, request: LiveRequest) -> bool:
+        return any(other is request for other, _ in self._ready)
+
+    @property
+    def ready_requests(self) -> list[LiveRequest]:
+        return [request for request, _ in self._ready]
+
     def build(self, horizon: int) -> StepPlan:
         return StepPlan(
             epoch=self.epoch,
@@ -58,6 +80,13 @@ class PlanBuilder:
             horizon=horizon,
             releases=Slots(slots=_int32(r[0] for r in self._releases), generations=_int64(r[1] for r in self._releases)),
             admissions=self._admission_columns(),
+            ready=Ready(
+                slots=_int32(request.slot for request, _ in self._ready),
+                generations=_int64(request.generation for request, _ in self._ready),
+                computed=_int32(computed for _, computed in self._ready),
+            ),
+            exports=self._export_columns(),
+            unexports=tuple(self._unexports),
             new_blocks=NewBlocks(
                 slots=_int32(b[0] for b in self._new_blocks),
                 groups=_int32(b[1] for b in self._new_blocks),
@@ -72,6 +101,20 @@ class PlanBuilder:
             ),
         )
 
+    def _export_columns(self) -> Exports:
+        if not self._exports:
+            return Exports()
+        group_count = len(self._exports[0][3])
+        return Exports(
+            transfers=tuple(transfer for transfer, _, _, _ in self._exports),
+            slots=Slots(
+                slots=_int32(request.slot for _, request, _, _ in self._exports),
+                generations=_int64(request.generation for _, request, _, _ in self._exports),
+            ),
+            computed=_int32(computed for _, _, computed, _ in self._exports),
+            blocks=tuple(Ragged.of([blocks[group] for _, _, _, blocks in self._exports]) for group in range(group_count)),
+        )
+
     def _admission_columns(self) -> Admissions:
         if not self._admissions:
             return Admissions()
@@ -83,7 +126,7 @@ class PlanBuilder:
             tokens=tokens,
             marks=np.full(len(tokens.values), MARK_TOKEN, np.uint8),
             sides=tuple(request.spec.side for request, _ in self._admissions),
-            transfers=(None,) * len(self._admissions),
+            transfers=tuple(request.transfer for request, _ in self._admissions),
         )
 
 
@@ -103,7 +146,7 @@ def _admitted_values(request: LiveRequest, computed: int) -> dict[str, int | flo
         "logprob_count": spec.logprob_count,
         "side_hash": request.side_hash,
         "kv_salt": spec.side.kv_salt(),
-        "importing": 0,
+        "importing": int(request.transfer is not None),
     }
 
 

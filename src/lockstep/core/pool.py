@@ -21,6 +21,7 @@ class BlockPool:
     """block_count blocks, numbered from 0, of one KV group."""
 
     def __init__(self, block_count: int) -> None:
+        assert block_count >= 0, block_count
         self.block_count = block_count
         self._references = [0] * block_count
         self._key_of: list[bytes | None] = [None] * block_count
@@ -51,6 +52,8 @@ class BlockPool:
             else:
                 block, _ = self._cached.popitem(last=False)
                 self._forget(block)
+            assert self._references[block] == 0, (block, self._references[block])
+            assert self._key_of[block] is None, (block, self._key_of[block])
             self._references[block] = 1
             blocks.append(block)
         return blocks
@@ -71,12 +74,16 @@ class BlockPool:
     def share(self, blocks: Iterable[int]) -> None:
         """One more reference to each of these blocks, which `find` returned."""
         for block in blocks:
+            self._expect_exists(block)
             if self._references[block] == 0:
+                if block not in self._cached:
+                    raise LogError(f"block {block} is shared while it is free and holds no prefix")
                 del self._cached[block]
             self._references[block] += 1
 
     def publish(self, block: int, key: bytes) -> None:
         """A held block may be hit by this key from now on. If another block has the key already, that one stays."""
+        self._expect_exists(block)
         if self._references[block] <= 0:
             raise LogError(f"block {block} is published while nobody holds it")
         if self._key_of[block] is None and key not in self._block_of:
@@ -86,10 +93,12 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """One reference less to each. The last one makes a block free. Later blocks of a prefix are given away before earlier ones."""
         for block in reversed(blocks):
+            self._expect_exists(block)
             if self._references[block] <= 0:
                 raise LogError(f"block {block} is released and nobody holds it")
             self._references[block] -= 1
             if self._references[block] == 0:
+                assert block not in self._cached, (block, self._key_of[block])
                 if self._key_of[block] is None:
                     self._empty.append(block)
                 else:
@@ -122,8 +131,13 @@ class BlockPool:
                 wrong.append(f"block {block} is listed as empty and is not")
         return wrong
 
+    def _expect_exists(self, block: int) -> None:
+        if not 0 <= block < self.block_count:
+            raise LogError(f"block {block} is named, the pool has blocks 0 .. {self.block_count - 1}")
+
     def _forget(self, block: int) -> None:
         key = self._key_of[block]
         if key is not None:
+            assert self._block_of[key] == block, (block, self._block_of[key])
             del self._block_of[key]
             self._key_of[block] = None

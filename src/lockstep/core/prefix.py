@@ -18,6 +18,8 @@ class PrefixHasher:
     """secret: random bytes of this engine, at most 64, so that nobody outside can construct two prefixes with one key."""
 
     def __init__(self, secret: bytes, block_size: int) -> None:
+        assert block_size > 0, block_size
+        assert 0 < len(secret) <= hashlib.blake2b.MAX_KEY_SIZE, len(secret)
         self._secret = secret
         self._block_size = block_size
 
@@ -25,6 +27,8 @@ class PrefixHasher:
         """Append to `chain` the keys of blocks len(chain) .. block_count of the request's tokens (int32, at least block_count * block_size of
         them)."""
         size = self._block_size
+        assert len(tokens) >= block_count * size, (len(tokens), block_count, size)
+        assert tokens.dtype == np.int32, tokens.dtype
         for block in range(len(chain), block_count):
             before = chain[-1] if chain else b"salt" + salt
             hasher = hashlib.blake2b(before, digest_size=KEY_BYTES, key=self._secret, person=b"prefix" if chain else b"first")

@@ -80,6 +80,21 @@ class Provenance:
         ends = offsets == self.block_size - 1
         self.block_tags[blocks[ends]] = layout.tags[ends]
 
+    def read(self, blocks: I32, count: int) -> U64:
+        """uint64 [count]: tags of the first `count` positions of these blocks, for whoever fetches their KV."""
+        return self.tags[blocks].reshape(-1)[:count].copy()
+
+    def write_source(self, blocks: I32, tags: U64) -> None:
+        """KV of positions 0 .. len(tags) of these blocks has come from elsewhere, complete in all of the stage's layers, with the source's own tags.
+        What the receiver expects plays no part (PROTOCOL.md 13)."""
+        size, count = self.block_size, len(tags)
+        self.tags[blocks] = VOID
+        self.block_tags[blocks] = VOID
+        position = np.arange(count)
+        self.tags[blocks[position // size], position % size] = tags
+        full = count // size
+        self.block_tags[blocks[:full]] = tags[size - 1 :: size][:full]
+
     def _addresses(self, layout: BatchLayout) -> tuple[I32, I32]:
         blocks = layout.block_tables[self.group][layout.row_of_token(), layout.positions // self.block_size]
         return blocks, layout.positions % self.block_size

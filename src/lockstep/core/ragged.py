@@ -30,6 +30,7 @@ class Ragged:
         return len(self.starts) - 1
 
     def row(self, index: int) -> NDArray[Any]:
+        assert 0 <= index < len(self), (index, len(self))
         return self.values[self.starts[index] : self.starts[index + 1]]
 
     def lengths(self) -> I32:

@@ -72,13 +72,15 @@ def _hash64(*parts: bytes) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """Names KV that is held for another engine: the exporting engine's instance, its epoch and step, and a number (PROTOCOL.md 19, 20).
-    address: where the source stages serve pulls; empty in a record that ends a transfer."""
+    address: where the source stages serve pulls; empty in a record that ends a transfer. layers: of each source stage, first and one past the last;
+    empty where the reader knows nothing of stages."""
 
     instance: str
     epoch: int
     step: int
     number: int
     address: str = ""
+    layers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

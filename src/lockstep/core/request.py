@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lockstep.core.records import Side
-from lockstep.core.types import I32
+from lockstep.core.records import Side, Transfer
+from lockstep.core.types import I32, NO_STEP
+
+STRIKES_SUSPECT, STRIKES_MAX = 2, 3
+"""From so many strikes on a request runs with no other suspect; at so many it is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,8 @@ class EngineRequest:
     prompt: int32 [prompt_length]. length_cap: prompt_length + max_tokens at most. priority: lower goes first under the policy 'priority'.
     sibling_of: the request whose prompt it shares (n > 1); it is admitted after that one's prompt is planned.
     needs_prompt_logprobs: takes no prefix hits (PROTOCOL.md 18).
+    given: int32, output tokens that another engine has sampled. transfer: where that engine holds the KV, to be imported; None prefills here.
+    exports: when it finishes, its KV is held for another engine to fetch.
     """
 
     request_id: str
@@ -36,6 +41,9 @@ class EngineRequest:
     sibling_of: str | None = None
     needs_prompt_logprobs: bool = False
     side: Side = field(default_factory=Side)
+    given: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    transfer: Transfer | None = None
+    exports: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +53,9 @@ class LiveRequest:
     generation, slot: of the present admission, None while waiting. admitted_known: known tokens at that admission.
     scheduled: positions below it are in plans (the first `computed` that the log will reach). outstanding: (step, most tokens that its result can
     add) of rows whose result has not been received. last_step: the last plan with a row of it.
+    transfer: KV to be fetched at the next admission. importing: it is being fetched; no rows until the ready record.
+    strikes: failures of the engine while it had rows in unresolved plans; forgotten once it knows more than suspect_until tokens, which is
+    what those rows could have brought (PROTOCOL.md 22).
     """
 
     spec: EngineRequest
@@ -66,12 +77,37 @@ class LiveRequest:
     cached_tokens: int = -1
     delivered: int = 0
     preemptions: int = 0
+    transfer: Transfer | None = None
+    importing: bool = False
+    finished: bool = False
+    strikes: int = 0
+    suspect_until: int = 0
 
     @staticmethod
     def of(spec: EngineRequest, arrival: int) -> LiveRequest:
         tokens = np.zeros(spec.length_cap, np.int32)
-        tokens[: len(spec.prompt)] = spec.prompt
-        return LiveRequest(spec=spec, arrival=arrival, tokens=tokens, known=len(spec.prompt), side_hash=spec.side.hash64())
+        known = len(spec.prompt) + len(spec.given)
+        assert len(spec.prompt), spec.request_id
+        assert known < spec.length_cap, (spec.request_id, len(spec.prompt), len(spec.given), spec.length_cap)
+        tokens[:known] = np.concatenate([spec.prompt, spec.given])
+        return LiveRequest(
+            spec=spec,
+            arrival=arrival,
+            tokens=tokens,
+            known=known,
+            side_hash=spec.side.hash64(),
+            delivered=len(spec.given),
+            transfer=spec.transfer,
+        )
+
+    def leave_slot(self) -> None:
+        """What belongs to an admission is void; what the request knows, is owed and has suffered stays. An import is not tried again."""
+        self.slot, self.generation = None, -1
+        self.blocks = []
+        self.outstanding.clear()
+        self.scheduled = self.drafts = self.published = 0
+        self.last_step = self.admitted_step = NO_STEP
+        self.importing, self.transfer = False, None
 
     @property
     def prompt_length(self) -> int:
@@ -91,6 +127,11 @@ class LiveRequest:
     def prefilling(self) -> bool:
         """Some known token other than the last is not in any plan yet, or nothing was sampled since the admission."""
         return not self.outstanding and self.known == self.admitted_known
+
+    @property
+    def suspect(self) -> bool:
+        """It was computed in failure after failure and has not got past that point: it runs with no other suspect."""
+        return self.strikes >= STRIKES_SUSPECT
 
     @property
     def ending(self) -> bool:

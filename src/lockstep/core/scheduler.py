@@ -11,14 +11,16 @@ import bisect
 import heapq
 from dataclasses import dataclass
 
+from lockstep.core.blocks import BlockBook
 from lockstep.core.outputs import FinishReason
 from lockstep.core.plan_builder import PlanBuilder
 from lockstep.core.pool import BlockPool
 from lockstep.core.prefix import PrefixHasher
 from lockstep.core.records import StepPlan, StepResult
-from lockstep.core.request import EngineRequest, LiveRequest
+from lockstep.core.request import STRIKES_MAX, EngineRequest, LiveRequest
 from lockstep.core.schema import FINISH_NONE, FINISH_STOP
 from lockstep.core.stats import SchedulerStats
+from lockstep.core.transfers import TransferBook
 from lockstep.core.types import NO_STEP, UNKNOWN_START, ceil_div
 from lockstep.errors import InternalError, LogError
 
@@ -26,7 +28,8 @@ from lockstep.errors import InternalError, LogError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """slot_count: most requests at once. token_budget: most tokens a step. microbatch_count: M of PROTOCOL.md 23, at least the number of stages.
-    priorities: rank by (priority, arrival) instead of arrival alone. block_counts: blocks in the pool, one a KV group."""
+    priorities: rank by (priority, arrival) instead of arrival alone. block_counts: blocks in the pool, one a KV group.
+    instance, stage_layers: what transfers of its KV are named by, and which layers each stage holds (first, one past the last)."""
 
     slot_count: int
     token_budget: int
@@ -37,6 +40,8 @@ class SchedulerConfig:
     prefix_caching: bool = True
     priorities: bool = False
     drafts_max: int = 0
+    instance: str = ""
+    stage_layers: tuple[tuple[int, int], ...] = ()
 
     @property
     def plans_in_flight_max(self) -> int:
@@ -56,26 +61,65 @@ class Delivery:
 
 class Scheduler:
     """epoch: number of the log. prefix_secret: random bytes for the keys of the prefix cache. Generations start at first_generation and are never
-    reused."""
+    reused, nor are the numbers of transfers."""
 
     def __init__(self, config: SchedulerConfig, *, prefix_secret: bytes, epoch: int = 0, first_generation: int = 0) -> None:
         self.config = config
-        self.epoch = epoch
         self.stats = SchedulerStats()
-        self.pools = [BlockPool(count) for count in config.block_counts]
-        self.next_step = 0
-        self.received = 0
-        self._hasher = PrefixHasher(prefix_secret, config.block_size)
-        self._horizon = 0
+        self._prefix_secret = prefix_secret
         self._next_generation = first_generation
         self._next_arrival = 0
         self._requests: dict[str, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
+        self._begin(epoch, 0)
+
+    def _begin(self, epoch: int, first_transfer: int) -> None:
+        """Everything that belongs to one epoch, from zero (PROTOCOL.md 21)."""
+        config = self.config
+        hasher = PrefixHasher(self._prefix_secret, config.block_size) if config.prefix_caching else None
+        self.epoch = epoch
+        self.next_step = 0
+        self.received = 0
+        self.book = BlockBook(config.block_counts, config.block_size, hasher)
+        self.transfers = TransferBook(self.book, config.instance, config.stage_layers, first_transfer)
+        self._horizon = 0
         self._running: list[LiveRequest] = []
         self._by_generation: dict[int, LiveRequest] = {}
         self._free_slots = list(range(config.slot_count))
         self._ended: list[LiveRequest] = []
+        self._ready: list[tuple[int, int]] = []
         self._generations_in_plan: dict[int, frozenset[int]] = {}
+
+    @property
+    def pools(self) -> list[BlockPool]:
+        return self.book.pools
+
+    # Epochs
+
+    def restart(self, epoch: int, *, strikes: bool) -> list[LiveRequest]:
+        """Begin a new epoch: every live request waits again with all that it knows. strikes: requests with rows in unresolved plans get one;
+        those that it ends are returned, and are no longer known here."""
+        assert epoch > self.epoch, (epoch, self.epoch)
+        in_plans = sorted(frozenset[int]().union(*self._generations_in_plan.values())) if strikes else []
+        poison = []
+        for request in (self._by_generation[generation] for generation in in_plans if generation in self._by_generation):
+            if self._requests.get(request.spec.request_id) is not request:
+                continue
+            request.strikes += 1
+            request.suspect_until = request.known_most
+            if request.strikes >= STRIKES_MAX:
+                del self._requests[request.spec.request_id]
+                poison.append(request)
+        for request in self._requests.values():
+            request.leave_slot()
+        self._waiting = sorted(self._requests.values(), key=self._rank)
+        self._begin(epoch, self.transfers.next_number)
+        return poison
+
+    def request_of(self, generation: int) -> LiveRequest | None:
+        """Who holds a slot under this generation, if it is still live."""
+        request = self._by_generation.get(generation)
+        return request if request is not None and self._requests.get(request.spec.request_id) is request else None
 
     # Requests come and go
 
@@ -118,12 +162,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Some request is live, or a slot waits for its release."""
-        return bool(self._requests or self._ended)
+        """Some request is live, or a slot or an export waits for its end."""
+        return bool(self._requests or self._ended or self.transfers.has_ending)
 
     @property
     def plans_in_flight(self) -> int:
         return self.next_step - self.received
+
+    def make_ready(self, generation: int, computed: int) -> None:
+        """An import is over: `computed` positions came, 0 after a failure. A generation that has left its slot meanwhile is of no concern."""
+        self._ready.append((generation, computed))
 
     # Deciding
 
@@ -135,12 +183,26 @@ class Scheduler:
         for request in self._ended:
             self._release(request, build)
         self._ended.clear()
+        self._plan_ends_of_transfers(build)
         self._plan_decodes(build, newest=False)
         self._plan_prefills(build)
         self._plan_admissions(build)
         if not build.row_count and self.config.asynchronous:
             self._plan_decodes(build, newest=True)
         return None if build.is_empty else self._commit(build)
+
+    def _plan_ends_of_transfers(self, build: PlanBuilder) -> None:
+        self.transfers.plan_ends(build)
+        for generation, computed in self._ready:
+            request = self.request_of(generation)
+            if request is None or not request.importing:
+                continue
+            assert 0 <= computed < request.known, (request.spec.request_id, computed, request.known)
+            request.importing, request.scheduled = False, computed
+            self.stats.imports += 1
+            self.stats.imports_failed += computed == 0
+            build.ready(request, computed)
+        self._ready.clear()
 
     def _plan_decodes(self, build: PlanBuilder, *, newest: bool) -> None:
         """Rows that sample from the last known token on. A microbatch takes its share of the live ones and no more, so that M plans are equally full.
@@ -167,7 +229,7 @@ class Scheduler:
         certain = not request.outstanding or self.config.drafts_max == 0
         room = min(request.spec.length_cap - 1, request.known_most + drafts)
         count = min(1 + drafts, request.spec.length_cap - request.known_least, self.config.token_budget - build.budget_used)
-        if drafts and not request.outstanding and not self._fits(request, room):
+        if drafts and not request.outstanding and not self.book.fits(request, room):
             count, room = 1, request.known  # PROTOCOL.md 16: drafts are dropped before anybody is preempted
         if not self._reserve(request, room, build):
             return
@@ -182,7 +244,7 @@ class Scheduler:
         for request in list(self._running):
             if build.budget_used >= self.config.token_budget:
                 break
-            if request.slot is not None and request.prefilling and not build.has_row(request):
+            if request.slot is not None and request.prefilling and not request.importing and not build.has_row(request):
                 self._try_prefill(request, build)
 
     def _try_prefill(self, request: LiveRequest, build: PlanBuilder) -> bool:
@@ -198,21 +260,22 @@ class Scheduler:
         return True
 
     def _plan_admissions(self, build: PlanBuilder) -> None:
-        """In rank order, none passing another but a sibling that waits for its elder. After a preemption in this plan nobody comes in."""
+        """In rank order, none passing another but a sibling that waits for its elder, and a suspect that waits for another. After a preemption in
+        this plan nobody comes in."""
         index = 0
         while index < len(self._waiting) and self._free_slots and not build.preempted and build.budget_used < self.config.token_budget:
             request = self._waiting[index]
-            if self._waits_for_elder(request, build):
+            if self._waits_for_elder(request, build) or (request.suspect and any(other.suspect for other in self._running)):
                 index += 1
                 continue
-            hits = self._find_hits(request)
-            hit_count = len(hits[0]) if hits else 0
-            fresh = ceil_div(request.known, self.config.block_size) - hit_count
-            if not all(pool.can_take(fresh + sum(pool.is_free(b) for b in found)) for pool, found in zip(self.pools, hits, strict=True)):
+            hits = self.book.find_hits(request)
+            if not self.book.fits_beside(hits, request.known):
                 break
             del self._waiting[index]
             self._admit(request, hits, build)
-            if not self._try_prefill(request, build):
+            if request.importing:
+                self._extend(request, request.known, build)
+            elif not self._try_prefill(request, build):
                 raise InternalError(f"request {request.spec.request_id!r} was admitted and its first chunk found no blocks")
 
     def _waits_for_elder(self, request: LiveRequest, build: PlanBuilder) -> bool:
@@ -222,17 +285,6 @@ class Scheduler:
             return False
         return elder.slot is None or elder.prefilling or (len(elder.outstanding) == 1 and elder.last_step == build.step)
 
-    def _find_hits(self, request: LiveRequest) -> list[list[int]]:
-        """Per KV group the blocks of the longest cached prefix: whole blocks below known - 1, so that no row is empty and no row writes a shared
-        block."""
-        if not self.config.prefix_caching or request.spec.needs_prompt_logprobs:
-            return [[] for _ in self.pools]
-        count = (request.known - 1) // self.config.block_size
-        self._hasher.extend(request.chain, request.tokens, request.spec.side.cache_salt, count)
-        found = [pool.find(request.chain[:count]) for pool in self.pools]
-        shortest = min(len(blocks) for blocks in found)
-        return [blocks[:shortest] for blocks in found]
-
     def _admit(self, request: LiveRequest, hits: list[list[int]], build: PlanBuilder) -> None:
         request.slot = heapq.heappop(self._free_slots)
         request.generation = self._next_generation
@@ -241,11 +293,9 @@ class Scheduler:
         request.admitted_known = request.known
         request.admitted_step = build.step
         request.drafts = 0
-        request.blocks = [list(blocks) for blocks in hits]
-        request.published = len(hits[0])
+        self.book.attach(request, hits)
         request.scheduled = request.published * self.config.block_size
-        for group, (pool, blocks) in enumerate(zip(self.pools, hits, strict=True)):
-            pool.share(blocks)
+        for group, blocks in enumerate(hits):
             if blocks:
                 build.add_blocks(request.slot, group, blocks)
         if self.config.prefix_caching:
@@ -254,6 +304,7 @@ class Scheduler:
         if request.cached_tokens < 0:
             request.cached_tokens = request.scheduled
         build.admit(request, request.scheduled)
+        request.importing = request.transfer is not None
         bisect.insort(self._running, request, key=self._rank)
 
     # Blocks
@@ -261,31 +312,23 @@ class Scheduler:
     def _reserve(self, request: LiveRequest, end: int, build: PlanBuilder) -> bool:
         """Blocks for positions below `end`. Short of them: wait for the request's own results; then preempt whoever ranks strictly below it
         and has no row in this plan; else not now."""
-        size = self.config.block_size
-        while True:
-            short = [ceil_div(end, size) - len(blocks) for blocks in request.blocks]
-            if all(pool.can_take(max(0, count)) for pool, count in zip(self.pools, short, strict=True)):
-                break
+        while not self.book.fits(request, end):
             victim = None if request.outstanding else self._victim(request, build)
             if victim is None:
                 return False
             self._preempt(victim, build)
-        for group, (pool, count) in enumerate(zip(self.pools, short, strict=True)):
-            if count > 0:
-                blocks = pool.take(count)
-                request.blocks[group].extend(blocks)
-                assert request.slot is not None
-                build.add_blocks(request.slot, group, blocks)
+        self._extend(request, end, build)
         return True
 
-    def _fits(self, request: LiveRequest, end: int) -> bool:
-        """Blocks for positions below `end` are held or free."""
-        held = zip(self.pools, request.blocks, strict=True)
-        return all(pool.can_take(max(0, ceil_div(end, self.config.block_size) - len(blocks))) for pool, blocks in held)
+    def _extend(self, request: LiveRequest, end: int, build: PlanBuilder) -> None:
+        assert request.slot is not None
+        for group, blocks in self.book.extend(request, end):
+            build.add_blocks(request.slot, group, blocks)
 
     def _victim(self, request: LiveRequest, build: PlanBuilder) -> LiveRequest | None:
         last = self._running[-1]
-        return None if build.has_row(last) or self._rank(last) <= self._rank(request) else last
+        taken = build.has_row(last) or build.has_ready(last)
+        return None if taken or self._rank(last) <= self._rank(request) else last
 
     def _preempt(self, request: LiveRequest, build: PlanBuilder) -> None:
         """Out of its slot and back in the queue at its old rank, with every token that is known. What is in flight for it will be dropped; it comes
@@ -305,26 +348,12 @@ class Scheduler:
         """The one way out of a slot: finished, aborted or preempted."""
         assert request.slot is not None
         build.release(request.slot, request.generation)
-        for pool, blocks in zip(self.pools, request.blocks, strict=True):
-            pool.release(blocks)
+        if request.finished and request.spec.exports:
+            self.transfers.begin(request, build)
+        self.book.release(request)
         del self._by_generation[request.generation]
         heapq.heappush(self._free_slots, request.slot)
-        request.slot, request.blocks = None, []
-        request.outstanding.clear()
-        request.scheduled = request.drafts = request.published = 0
-
-    def _publish(self, request: LiveRequest) -> None:
-        """Blocks of tokens known at admission once planned (every rank executes in order); of later tokens once their result is in."""
-        if not self.config.prefix_caching:
-            return
-        written = request.known - 1 if request.known > request.admitted_known else 0
-        count = max(min(request.scheduled, request.admitted_known), written) // self.config.block_size
-        if count > request.published:
-            self._hasher.extend(request.chain, request.tokens, request.spec.side.cache_salt, count)
-            for pool, blocks in zip(self.pools, request.blocks, strict=True):
-                for index in range(request.published, count):
-                    pool.publish(blocks[index], request.chain[index])
-            request.published = count
+        request.leave_slot()
 
     # Committing and receiving
 
@@ -336,8 +365,8 @@ class Scheduler:
         self._horizon = max(self._horizon, self.received, build.horizon_least)
         plan = build.build(self._horizon)
         owners = list(build.row_owners.values())
-        for request in owners:
-            self._publish(request)
+        for request in [*owners, *build.ready_requests]:
+            self.book.publish(request)
         self._generations_in_plan[plan.step] = frozenset(build.row_owners)
         samples = int(plan.rows.samples.sum())
         decodes = sum(request.known > request.admitted_known or len(request.outstanding) > 1 for request in owners)
@@ -361,8 +390,8 @@ class Scheduler:
         del self._generations_in_plan[result.step]
         deliveries = []
         for row, generation in enumerate(result.generations.tolist()):
-            request = self._by_generation.get(generation)
-            if request is None or self._requests.get(request.spec.request_id) is not request:
+            request = self.request_of(generation)
+            if request is None:
                 self.stats.rows_dropped += 1
                 continue
             deliveries.append(self._accept(request, result, row))
@@ -379,10 +408,13 @@ class Scheduler:
         index = request.known - request.prompt_length
         request.known += len(tokens)
         request.drafts = len(result.drafts.row(row))
-        self._publish(request)
+        if request.known > request.suspect_until:
+            request.strikes = 0
+        self.book.publish(request)
         finish = int(result.finishes[row])
         reason = None if finish == FINISH_NONE else FinishReason.STOP if finish == FINISH_STOP else FinishReason.LENGTH
         if reason is not None:
+            request.finished = True
             del self._requests[request.spec.request_id]
             self._running.remove(request)
             self._ended.append(request)
@@ -395,12 +427,13 @@ class Scheduler:
 
     def audit(self) -> list[str]:
         """What is wrong with the books, in words. When idle: nothing held, free blocks = pool."""
-        wrong = [line for pool in self.pools for line in pool.audit()]
+        wrong = self.book.audit()
         if not self.has_work:
             for name, entries in (("running", self._running), ("waiting", self._waiting), ("by generation", self._by_generation)):
                 if entries:
                     wrong.append(f"idle, and {len(entries)} requests are {name}")
             if len(self._free_slots) != self.config.slot_count:
                 wrong.append(f"idle, and {self.config.slot_count - len(self._free_slots)} slots are held")
-            wrong.extend(f"idle, and {p.block_count - p.free_count} blocks are held" for p in self.pools if p.free_count != p.block_count)
+            if not self.transfers.held:
+                wrong.extend(f"idle, and {p.block_count - p.free_count} blocks are held" for p in self.pools if p.free_count != p.block_count)
         return wrong

@@ -11,6 +11,7 @@ class SchedulerStats:
     rows_max: most rows in one plan; requests_in_flight_max: most requests with a row in plans whose results had
     not been received.
     chunks: rows that ended before the last known token, so that nothing was sampled. tokens_step_max: most tokens in one plan.
+    imports: transfers that ended in a ready record; imports_failed: of those, with nothing.
     aborts_running: of requests that held a slot; aborts_in_flight: of those, with a row in a plan whose result had not been received."""
 
     plans: int = 0
@@ -34,6 +35,8 @@ class SchedulerStats:
     aborts_in_flight: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    imports: int = 0
+    imports_failed: int = 0
 
     def note_plan(self, *, rows: int, tokens: int, requests_in_flight: int, mixed: bool, samples: int, chunks: int, unknown: bool) -> None:
         self.plans += 1

@@ -22,7 +22,7 @@ from lockstep.core.provenance import token_mix
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Admissions, NewBlocks, Ready, Side, Slots, StepPlan, StepResult
 from lockstep.core.schema import COLUMNS, FINISH_NONE, MARK_TOKEN, MARK_VOID, POISON
-from lockstep.core.types import I32, U64, ceil_div
+from lockstep.core.types import I32, I64, NO_STEP, U64, ceil_div
 from lockstep.errors import LogError
 
 FREE = -1
@@ -40,6 +40,10 @@ class TableShape:
     block_size: int
     drafts_max: int = 0
     group_count: int = 1
+
+    def __post_init__(self) -> None:
+        assert min(self.slot_count, self.length_max, self.block_size, self.group_count) > 0, self
+        assert self.drafts_max >= 0, self.drafts_max
 
     @property
     def blocks_max(self) -> int:
@@ -65,51 +69,54 @@ class SlotTable:
         self.sides: list[Side] = [_NO_SIDE] * slots
         self.next_step = 0
         self.applied = 0
+        self._step = NO_STEP
 
     # Results
 
     def apply_result(self, result: StepResult) -> None:
-        """Append accepted tokens, set computed, drafts and finished. A row whose generation is not the slot's is dropped."""
+        """Append accepted tokens, set computed, drafts and finished. A row whose generation is not the slot's is dropped.
+        Nothing changes before all of the result is checked."""
+        self._step = result.step
         self._expect(result.step == self.applied, lambda: f"result of step {self.applied} comes next, got step {result.step}")
+        self._expect_slots(result.slots, lambda: f"result of step {result.step}")
+        live = np.flatnonzero(self._holds(result.slots, result.generations))
+        slots, counts, drafts = result.slots[live], result.tokens.lengths()[live], result.drafts.lengths()[live]
+        self._check_answers(result, live, slots, counts, drafts)
         self.applied += 1
-        if not len(result):
+        if not len(live):
             return
         c = self.columns
-        live = np.flatnonzero(c["generation"][result.slots] == result.generations)
-        slots = result.slots[live]
-        self._expect(
-            bool((c["pending"][slots] == result.step).all()),
-            lambda: f"result of step {result.step} has rows for slots that do not wait for it: {slots}",
-        )
-        counts = result.tokens.lengths()[live]
-        self._expect(bool((counts > 0).all()), lambda: f"result of step {result.step} has a row without a token")
-        known, cap = c["known"][slots], c["length_cap"][slots]
-        self._expect(bool((known + counts <= cap).all()), lambda: f"result of step {result.step} goes past a length cap")
-        most = c["pending_count"][slots]
-        self._expect(
-            bool((counts <= most).all()), lambda: f"result of step {result.step} brings {counts} tokens a row, {most} positions were sampled"
-        )
-        ended = result.finishes[live] != FINISH_NONE
-        self._expect(
-            bool((ended | (known + counts < cap)).all()), lambda: f"result of step {result.step} fills a length cap and does not end the request"
-        )
+        known = c["known"][slots]
         self._append(slots, known, counts, result.tokens, live)
         c["known"][slots] = known + counts
         c["computed"][slots] = known + counts - 1
         c["finished"][slots] = result.finishes[live]
-        c["pending"][slots] = -1
-        draft_counts = result.drafts.lengths()[live]
+        c["pending"][slots] = NO_STEP
+        c["draft_count"][slots] = drafts
+        for i in np.flatnonzero(drafts):
+            self.drafts[slots[i], : drafts[i]] = result.drafts.row(int(live[i]))
+
+    def _check_answers(self, result: StepResult, live: NDArray[np.intp], slots: I32, counts: I32, drafts: I32) -> None:
+        """Rows `live` of the result, for `slots`, bring as many tokens and drafts as they may, and every slot that waits for the step has one."""
+        c, name = self.columns, f"result of step {result.step}"
+        pending, known, cap, most = c["pending"][slots], c["known"][slots], c["length_cap"][slots], c["pending_count"][slots]
+        self._expect(pending == result.step, lambda: f"{name} has rows for slots that do not wait for it: {slots}, which wait for {pending}", slots)
+        waiting = np.flatnonzero((c["pending"] == result.step) & (c["generation"] != FREE))
+        self._expect(np.isin(waiting, slots), lambda: f"{name} has no row for slots that wait for it: {waiting} wait, {slots} have one", waiting)
+        self._expect(counts > 0, lambda: f"{name} has a row without a token: {counts} tokens for slots {slots}", slots)
+        self._expect(known + counts <= cap, lambda: f"{name} goes past a length cap: {counts} more tokens on {known}, caps {cap}", slots)
+        self._expect(counts <= most, lambda: f"{name} brings {counts} tokens a row, {most} positions were sampled", slots)
+        ended = result.finishes[live] != FINISH_NONE
+        self._expect(ended | (known + counts < cap), lambda: f"{name} fills a length cap and does not end the request: slots {slots}", slots)
         fit = self.shape.drafts_max
-        self._expect(bool((draft_counts <= fit).all()), lambda: f"result of step {result.step} brings {draft_counts} drafts a row, at most {fit} fit")
-        c["draft_count"][slots] = draft_counts
-        for i in np.flatnonzero(draft_counts):
-            self.drafts[slots[i], : draft_counts[i]] = result.drafts.row(int(live[i]))
+        self._expect(drafts <= fit, lambda: f"{name} brings {drafts} drafts a row, at most {fit} fit", slots)
 
     def _append(self, slots: I32, known: I32, counts: I32, tokens: Ragged, rows: NDArray[np.intp]) -> None:
         """Write row rows[i] of tokens at positions known[i] .. of slots[i], with marks and cumulative tags."""
         which = np.repeat(np.arange(len(slots)), counts)
         offset = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         slot, position = slots[which], (known[which] + offset).astype(np.int32)
+        assert len(slots) == len(known) == len(counts) == len(rows), (len(slots), len(known), len(counts), len(rows))
         values = tokens.values[tokens.starts[rows][which] + offset]
         self.tokens[slot, position] = values
         self.marks[slot, position] = MARK_TOKEN
@@ -126,7 +133,9 @@ class SlotTable:
     # Plans
 
     def apply_plan(self, plan: StepPlan) -> None:
-        """Releases, admissions, ready records, new blocks, in this order. Results below the plan's horizon have been applied, and no others."""
+        """Releases, admissions, ready records, new blocks, in this order. Results below the plan's horizon have been applied, and no others.
+        Each of the four is checked as a whole before it changes anything."""
+        self._step = plan.step
         self._expect(plan.step == self.next_step, lambda: f"plan {self.next_step} comes next, got plan {plan.step}")
         self._expect(self.applied == plan.horizon, lambda: f"plan {plan.step} has horizon {plan.horizon}, {self.applied} results are applied")
         self.next_step += 1
@@ -136,9 +145,11 @@ class SlotTable:
         self._extend(plan.new_blocks)
 
     def _release(self, releases: Slots) -> None:
-        held = self.columns["generation"][releases.slots] == releases.generations
-        self._expect(bool(held.all()), lambda: f"release of slots {releases.slots} in generations that do not hold them: {releases.generations}")
-        for slot in releases.slots:
+        slots, generations = releases.slots, releases.generations
+        self._expect_slots(slots, lambda: "release")
+        held = self._holds(slots, generations)
+        self._expect(held, lambda: f"release of slots {slots} in generations that do not hold them: {generations}", slots)
+        for slot in slots:
             if self._poison:
                 self._fill_with_poison(int(slot))
             self.columns["generation"][slot] = FREE
@@ -152,30 +163,35 @@ class SlotTable:
         self.blocks[:, slot] = POISON[np.int32]
 
     def _admit(self, admissions: Admissions) -> None:
-        slots = admissions.slots
+        slots, tokens = admissions.slots, admissions.tokens
         if not len(slots):
             return
-        self._expect(bool((self.columns["generation"][slots] == FREE).all()), lambda: f"admission to slots that are held: {slots}")
-        self._expect(len(set(slots.tolist())) == len(slots), lambda: f"two admissions to one slot: {slots}")
-        caps = admissions.values["length_cap"]
-        fit = bool((np.maximum(caps, admissions.tokens.lengths()) <= self.shape.length_max).all())
-        self._expect(fit, lambda: f"admission of {admissions.tokens.lengths()} tokens with caps {caps}, a slot holds {self.shape.length_max}")
+        self._check_admissions(admissions)
         for column in COLUMNS:
             self.columns[column.name][slots] = admissions.values[column.name] if column.initial is None else column.initial
         self.block_counts[:, slots] = 0
         salts = self.columns["kv_salt"][slots]
         for i, slot in enumerate(slots):
-            self._write_tokens(
-                int(slot), admissions.tokens.row(i), admissions.marks[admissions.tokens.starts[i] : admissions.tokens.starts[i + 1]], salts[i : i + 1]
-            )
+            self._write_tokens(int(slot), tokens.row(i), admissions.marks[tokens.starts[i] : tokens.starts[i + 1]], salts[i : i + 1])
             self.sides[slot] = admissions.sides[i]
-        lengths = admissions.tokens.lengths()
-        computed, known, cap = (self.columns[name][slots] for name in ("computed", "known", "length_cap"))
-        self._expect(bool((known == lengths).all()), lambda: f"admission says {known} known tokens and brings {lengths}")
-        self._expect(
-            bool(((computed >= 0) & (computed < known) & (known < cap)).all()),
-            lambda: f"admission wants 0 <= computed < known < cap: {computed}, {known}, {cap}",
-        )
+
+    def _check_admissions(self, admissions: Admissions) -> None:
+        slots, values, lengths, most = admissions.slots, admissions.values, admissions.tokens.lengths(), self.shape.length_max
+        generations, known, computed, cap = (values[name] for name in ("generation", "known", "computed", "length_cap"))
+
+        def expect(right: NDArray[np.bool_], message: Callable[[], str]) -> None:
+            self._expect(right, message, slots, generations)
+
+        self._expect_slots(slots, lambda: "admission")
+        held = self.columns["generation"]
+        expect(generations >= 0, lambda: f"admission in generations {generations}, wants 0 or above")
+        expect(held[slots] == FREE, lambda: f"admission to slots that are held: {slots}, in generations {held[slots]}")
+        expect(~np.isin(generations, held), lambda: f"admission in generations {generations}, the table holds {held}")
+        self._expect(len(set(generations.tolist())) == len(slots), lambda: f"two admissions in one generation: {generations}")
+        expect((cap <= most) & (lengths <= most), lambda: f"admission of {lengths} tokens with caps {cap}, a slot holds {most}")
+        expect(known == lengths, lambda: f"admission says {known} known tokens and brings {lengths}")
+        right = (computed >= 0) & (computed < known) & (known < cap)
+        expect(right, lambda: f"admission wants 0 <= computed < known < cap: {computed}, {known}, {cap}")
 
     def _write_tokens(self, slot: int, tokens: I32, marks: NDArray[np.uint8], salt: U64) -> None:
         """The whole row from one record: what lies behind the known tokens is void, and no draft of a former owner is left."""
@@ -188,56 +204,58 @@ class SlotTable:
         self.drafts[slot] = 0
 
     def _make_ready(self, ready: Ready) -> None:
-        c, slots = self.columns, ready.slots
-        right = (c["generation"][slots] == ready.generations) & (c["importing"][slots] == 1)
-        self._expect(bool(right.all()), lambda: f"ready record for slots that import nothing: {slots}")
-        self._expect(
-            bool(((ready.computed >= 0) & (ready.computed < c["known"][slots])).all()),
-            lambda: f"ready record with computed {ready.computed}, known {c['known'][slots]}",
-        )
-        c["computed"][slots] = ready.computed
+        c, slots, computed = self.columns, ready.slots, ready.computed
+        self._expect_slots(slots, lambda: "ready record")
+        right = self._holds(slots, ready.generations) & (c["importing"][slots] == 1)
+        self._expect(right, lambda: f"ready record for slots that import nothing: {slots} in generations {ready.generations}", slots)
+        known = c["known"][slots]
+        self._expect((computed >= 0) & (computed < known), lambda: f"ready record with computed {computed}, known {known}", slots)
+        c["computed"][slots] = computed
         c["importing"][slots] = 0
 
     def _extend(self, new: NewBlocks) -> None:
-        for i, (slot, group) in enumerate(zip(new.slots.tolist(), new.groups.tolist(), strict=True)):
-            self._extend_one(slot, group, new.blocks.row(i))
-
-    def _extend_one(self, slot: int, group: int, blocks: I32) -> None:
-        self._expect(self.columns["generation"][slot] != FREE, lambda: f"new blocks for slot {slot}, which is free")
-        have = int(self.block_counts[group, slot])
-        end = have + len(blocks)
-        self._expect(end <= self.shape.blocks_max, lambda: f"slot {slot} gets {end} blocks, at most {self.shape.blocks_max} fit")
-        self.blocks[group, slot, have:end] = blocks
-        self.block_counts[group, slot] = end
+        slots, groups = new.slots, new.groups
+        if not len(slots):
+            return
+        lengths, fit, group_count = new.blocks.lengths(), self.shape.blocks_max, self.shape.group_count
+        self._expect_slots(slots, lambda: "new blocks", distinct=False)
+        self._expect(self.columns["generation"][slots] != FREE, lambda: f"new blocks for slots {slots}, one of which is free", slots)
+        inside = (groups >= 0) & (groups < group_count)
+        self._expect(inside, lambda: f"new blocks in KV groups {groups}, there are groups 0 .. {group_count - 1}", slots)
+        numbers = new.blocks.values
+        self._expect(numbers >= 0, lambda: f"new blocks with numbers below 0: {numbers}", np.repeat(slots, lengths))
+        counts = self.block_counts.copy()
+        np.add.at(counts, (groups, slots), lengths)
+        end = counts[groups, slots]
+        self._expect(end <= fit, lambda: f"slots {slots} get {end} blocks, at most {fit} fit", slots)
+        for i, (slot, group, count) in enumerate(zip(slots.tolist(), groups.tolist(), lengths.tolist(), strict=True)):
+            have = int(self.block_counts[group, slot])
+            self.blocks[group, slot, have : have + count] = new.blocks.row(i)
+            self.block_counts[group, slot] = have + count
 
     # Resolving
 
     def resolve(self, plan: StepPlan) -> BatchLayout:
         """What the plan's rows mean in this table, a function of (table, plan). Rows of finished requests resolve to nothing."""
-        c, rows = self.columns, plan.rows
-        self._expect(
-            bool((c["generation"][rows.slots] == rows.generations).all()),
-            lambda: f"plan {plan.step} has rows for slots {rows.slots} in generations {rows.generations}",
-        )
-        self._expect(len(set(rows.slots.tolist())) == len(rows), lambda: f"plan {plan.step} has two rows on one slot: {rows.slots}")
+        c, rows, name = self.columns, plan.rows, f"plan {plan.step}"
+        self._step = plan.step
+        self._expect_slots(rows.slots, lambda: f"{name}, in its rows,")
+        held = self._holds(rows.slots, rows.generations)
+        self._expect(held, lambda: f"{name} has rows for slots {rows.slots} in generations {rows.generations}", rows.slots)
         live = np.flatnonzero(c["finished"][rows.slots] == 0)
         slot, budget = rows.slots[live], rows.counts[live]
-        self._expect(
-            bool((c["pending"][slot] < 0).all()),
-            lambda: f"plan {plan.step} has a row on a slot whose result is outstanding: {slot}, pending {c['pending'][slot]}",
-        )
-        self._expect(bool((c["importing"][slot] == 0).all()), lambda: f"plan {plan.step} has a row on a slot that is importing: {slot}")
+        pending = c["pending"][slot]
+        self._expect(pending < 0, lambda: f"{name} has a row on a slot whose result is outstanding: {slot}, pending {pending}", slot)
+        self._expect(c["importing"][slot] == 0, lambda: f"{name} has a row on a slot that is importing: {slot}", slot)
         start, known = c["computed"][slot], c["known"][slot]
         end = np.minimum(known + c["draft_count"][slot], c["length_cap"][slot] - 1)  # drafts end where blocks are reserved to (PROTOCOL.md 16)
         count = np.minimum(budget, end - start)
         samples = start + count >= known
-        self._expect(bool((count > 0).all()), lambda: f"plan {plan.step} has rows without a token: slots {slot}, counts {count}")
+        self._expect(count > 0, lambda: f"{name} has rows without a token: slots {slot}, counts {count}", slot)
         assumed = rows.starts[live]
-        self._expect(bool(((assumed < 0) | (assumed == start)).all()), lambda: f"plan {plan.step} assumed starts {assumed}, the table has {start}")
-        self._expect(
-            bool((rows.samples[live] == samples).all()),
-            lambda: f"plan {plan.step} assumed samples {rows.samples[live]}, the table has {samples.astype(int)}",
-        )
+        self._expect((assumed < 0) | (assumed == start), lambda: f"{name} assumed starts {assumed}, the table has {start}", slot)
+        as_assumed = rows.samples[live] == samples
+        self._expect(as_assumed, lambda: f"{name} assumed samples {rows.samples[live]}, the table has {samples.astype(int)}", slot)
         return self._layout(plan.step, slot, start, count, known, np.flatnonzero(samples).astype(np.int32))
 
     def _layout(self, step: int, slot: I32, start: I32, count: I32, known: I32, sample_row: I32) -> BatchLayout:
@@ -259,6 +277,9 @@ class SlotTable:
         of = np.repeat(np.arange(len(sampled)), drafts + 1)
         index = (row_starts[sample_row + 1] - drafts - 1)[of] + np.arange(len(of)) - sample_starts[of]
         by_position = sampled[of]
+        assert len(token_ids) == row_starts[-1], (len(token_ids), row_starts)
+        assert len(index) == sample_starts[-1], (len(index), sample_starts)
+        assert (position[index] < end[sample_row][of]).all(), (position[index], end)
         return BatchLayout(
             step=step,
             block_size=size,
@@ -300,19 +321,16 @@ class SlotTable:
         if len(draft):
             token_ids[draft] = self.drafts[of[draft], position[draft] - known[row[draft]]]
             marks[draft] = MARK_TOKEN
-        self._expect(bool((marks != MARK_VOID).all()), lambda: f"a row reads positions that hold nothing: {position[marks == MARK_VOID]}")
+        self._expect(marks != MARK_VOID, lambda: f"a row reads positions that hold nothing: {position[marks == MARK_VOID]}", of)
         before = np.where(start > 0, self.tags[slot, start - 1], np.uint64(0))
         tags = self._chain(of, token_ids, position, marks, row, before)
         changed = is_known & (tags != self.tags[of, position])
-        self._expect(not changed.any(), lambda: f"known tokens of slots {of[changed]} at {position[changed]} are not those that were written there")
+        self._expect(~changed, lambda: f"known tokens of slots {of[changed]} at {position[changed]} are not those that were written there", of)
         return token_ids, tags, marks
 
     def _block_table(self, group: int, slot: I32, end: I32) -> I32:
-        used = -(-end // self.shape.block_size)
-        self._expect(
-            bool((used <= self.block_counts[group, slot]).all()),
-            lambda: f"rows of slots {slot} end at {end} and have {self.block_counts[group, slot]} blocks",
-        )
+        used, have = -(-end // self.shape.block_size), self.block_counts[group, slot]
+        self._expect(used <= have, lambda: f"rows of slots {slot} end at {end} and have {have} blocks", slot)
         width = int(used.max(initial=0))
         return np.where(np.arange(width) < used[:, None], self.blocks[group, slot, :width], np.int32(-1))
 
@@ -321,6 +339,8 @@ class SlotTable:
         samples = np.zeros(layout.row_count, bool)
         samples[layout.sample_row] = True
         quiet = ~samples
+        assert layout.step == self.next_step - 1, (layout.step, self.next_step)
+        assert ((layout.start + layout.count)[quiet] < layout.known[quiet]).all(), (layout.start, layout.count, layout.known)
         self.columns["computed"][layout.slot[quiet]] = (layout.start + layout.count)[quiet]
         self.columns["pending"][layout.slot[samples]] = layout.step
         self.columns["pending_count"][layout.slot[samples]] = np.diff(layout.sample_starts)
@@ -333,10 +353,36 @@ class SlotTable:
     def held_slots(self) -> list[int]:
         return [int(s) for s in np.flatnonzero(self.columns["generation"] != FREE)]
 
-    def _expect(self, condition: bool, message: Callable[[], str]) -> None:
-        """message: made only if it is needed; writing out arrays costs more than checking them."""
-        if not condition:
-            raise LogError(message())
+    # Checking
+
+    def _holds(self, slots: I32, generations: I64) -> NDArray[np.bool_]:
+        """Whether each slot is held, and in that generation."""
+        held: I64 = self.columns["generation"][slots]
+        return np.asarray((held == generations) & (generations >= 0), np.bool_)
+
+    def _expect_slots(self, slots: I32, what: Callable[[], str], *, distinct: bool = True) -> None:
+        """Numbers of slots that exist, each but once."""
+        count = self.shape.slot_count
+        inside = (slots >= 0) & (slots < count)
+        self._expect(inside, lambda: f"{what()} names slots {slots[~inside]}, the table has slots 0 .. {count - 1}")
+        if distinct and len(set(slots.tolist())) < len(slots):
+            times = np.bincount(slots, minlength=count)[slots]
+            self._expect(times == 1, lambda: f"{what()} names one slot twice: {slots}", slots)
+
+    def _expect(
+        self, right: bool | NDArray[np.bool_], message: Callable[[], str], slots: NDArray[Any] | None = None, generations: I64 | None = None
+    ) -> None:
+        """right: one answer, or one for each of `slots`; those that are wrong concern the requests in these generations, or in the table's.
+        message: made only if it is needed; writing out arrays costs more than checking them."""
+        if right if isinstance(right, bool) else right.all():
+            return
+        concerned: dict[tuple[int, int], None] = {}
+        if slots is not None:
+            wrong = ~np.asarray(right)
+            at = self.columns["generation"][slots[wrong]] if generations is None else generations[wrong]
+            pairs = zip(slots[wrong].tolist(), at.tolist(), strict=True)
+            concerned = dict.fromkeys((slot, generation) for slot, generation in pairs if generation >= 0)
+        raise LogError(message(), step=self._step, concerned=tuple(concerned))
 
 
 def _empty_rows(count: int) -> Ragged:

@@ -26,4 +26,5 @@ UNKNOWN_START = -1
 
 
 def ceil_div(value: int, divisor: int) -> int:
+    assert divisor > 0, divisor
     return -(-value // divisor)

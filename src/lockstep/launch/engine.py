@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +21,19 @@ from lockstep.launch.model import ResolvedModel, resolve_model
 from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, table_shape
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
+from lockstep.runtime.loop import RestartPolicy
 from lockstep.runtime.messages import StageHello, StageStart
 from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
+from lockstep.runtime.stage import Stage
 from lockstep.runtime.transport.cluster import Cluster
 from lockstep.runtime.transport.local import LocalCluster
-from lockstep.runtime.transport.process import ProcessCluster, Timeouts
+from lockstep.runtime.transport.process import ProcessCluster
+from lockstep.runtime.transport.watch import Timeouts
+
+RESTART_WINDOW_S = 600.0
+"""`max_restarts` is of failures within the last ten minutes."""
+
+STAGE_MODULE = "lockstep.launch"
 
 _log = logging.getLogger("lockstep.launch")
 
@@ -49,13 +59,16 @@ def launch_engine(
     model: ResolvedModel | None = None,
     weights: PackedWeights | None = None,
     on_failure: Callable[[LockstepError], None] | None = None,
+    stage_module: str = STAGE_MODULE,
+    stage_environment: Mapping[str, str] | None = None,
 ) -> RunningEngine:
-    """Start an engine. model, weights: to share an opened model and its packed weights between engines of one process.
+    """Start an engine. model, weights: to share an opened model and its packed weights between engines of one process. stage_module: what Python runs
+    as a stage's process, with what is added to its environment; tests that break a stage pass their own.
     Raises CallerError before anything runs, PeerError if a stage does not come up."""
     model = model or resolve_model(config)
     cluster: Cluster
     if config.in_processes:
-        processes = _launch_processes(config, model)
+        processes = _launch_processes(config, model, stage_module, stage_environment)
         cluster, block_counts, numerics = processes, processes.block_counts, processes.hellos[0].agreement["numerics"]
     else:
         weights = weights or PackedWeights(make_backend(config), model)
@@ -76,18 +89,22 @@ def _start(
     identity: str,
     on_failure: Callable[[LockstepError], None] | None,
 ) -> RunningEngine:
+    shape = table_shape(config, model)
     driver = Driver(
         Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)),
-        SlotTable(table_shape(config, model)),
+        lambda: SlotTable(shape),
         config.pipeline_parallel_size,
+        checks=config.runtime_checks,
+        clock=time.perf_counter,
     )
+    restarts = RestartPolicy(most=config.max_restarts, window_s=RESTART_WINDOW_S, backoff_s=config.restart_backoff_s)
     blocks, size = block_counts[0], config.block_size
     _log.info("%s: KV pool of %d blocks of %d tokens (%d tokens), %s", identity, blocks, size, blocks * size, cluster.describe())
     limits = RequestLimits(window=model.window, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids)
     return RunningEngine(
         config=config,
         model=model,
-        engine=Engine(driver, cluster, queue_max=config.queue_max, on_failure=on_failure),
+        engine=Engine(driver, cluster, queue_max=config.queue_max, restarts=restarts, on_failure=on_failure),
         cluster=cluster,
         factory=RequestFactory(limits, SeedSource(config.seed)),
         fingerprint=identity,
@@ -111,25 +128,37 @@ def _launch_local(config: EngineConfig, model: ResolvedModel, weights: PackedWei
     assemblies = [StageAssembly(config, model, weights, index) for index in range(config.pipeline_parallel_size)]
     hellos = [assembly.hello() for assembly in assemblies]
     block_counts = choose_block_count(config, model, hellos)
-    stages = [assembly.build(StageStart(epoch=0, block_counts=block_counts)) for assembly in assemblies]
-    description: dict[str, object] = {
-        "layers": [hello.layers for hello in hellos],
-        "weight_bytes": [hello.weight_bytes for hello in hellos],
-        "kv_bytes": [assembly.ready().kv_bytes for assembly in assemblies],
-        "threads": [assembly.ready().threads for assembly in assemblies],
-    }
-    return LocalCluster(stages, description), block_counts
+
+    def make_stages(epoch: int) -> Sequence[Stage]:
+        return [assembly.build(StageStart(epoch=epoch, block_counts=block_counts)) for assembly in assemblies]
+
+    def describe() -> dict[str, object]:
+        ready = [assembly.ready(0) for assembly in assemblies]
+        return {
+            "layers": [hello.layers for hello in hellos],
+            "weight_bytes": [hello.weight_bytes for hello in hellos],
+            "kv_bytes": [stage.kv_bytes for stage in ready],
+            "threads": [stage.threads for stage in ready],
+        }
+
+    return LocalCluster(make_stages, describe, checks=config.runtime_checks), block_counts
 
 
-def _launch_processes(config: EngineConfig, model: ResolvedModel) -> ProcessCluster:
+def _launch_processes(config: EngineConfig, model: ResolvedModel, stage_module: str, stage_environment: Mapping[str, str] | None) -> ProcessCluster:
     settings = json.dumps(dataclasses.asdict(config))
 
-    def command(folder: Path, index: int) -> Sequence[str]:
+    def command(folder: Path, epoch: int, index: int) -> Sequence[str]:
         """-P: what lies in the caller's current folder is not imported."""
-        return [sys.executable, "-P", "-m", "lockstep.launch", settings, str(folder), str(index)]
+        return [sys.executable, "-P", "-m", stage_module, settings, str(folder), str(epoch), str(index)]
 
     def choose(hellos: Sequence[StageHello]) -> tuple[int, ...]:
         return choose_block_count(config, model, hellos)
 
-    timeouts = Timeouts(startup_s=config.startup_timeout_s, heartbeat_s=config.heartbeat_timeout_s, step_s=config.step_timeout_s)
-    return ProcessCluster(stage_count=config.pipeline_parallel_size, command=command, choose_blocks=choose, timeouts=timeouts)
+    return ProcessCluster(
+        stage_count=config.pipeline_parallel_size,
+        command=command,
+        choose_blocks=choose,
+        timeouts=Timeouts(startup_s=config.startup_timeout_s, heartbeat_s=config.heartbeat_timeout_s, step_s=config.step_timeout_s),
+        environment=None if stage_environment is None else {**os.environ, **stage_environment},
+        checks=config.runtime_checks,
+    )

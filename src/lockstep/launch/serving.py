@@ -38,9 +38,13 @@ class ServedClient(AsyncClient):
 
     def status(self) -> EngineStatus:
         state = self.state
+        alive = state.phase in ("running", "recovering")
         return EngineStatus(
-            alive=state.phase == "running",
-            reason="" if state.phase == "running" else str(state.failure or "the engine is closed"),
+            alive=alive,
+            recovering=state.phase == "recovering",
+            reason=state.reason if alive else str(state.failure or "the engine is closed"),
+            epoch=state.epoch,
+            restarts=state.restarts,
             running=state.running,
             waiting=state.waiting,
             blocks_free=state.blocks_free,

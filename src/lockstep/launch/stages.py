@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from lockstep.errors import CheckpointError, ConfigError, UnsupportedError
 from lockstep.launch.model import ResolvedModel
 from lockstep.models.families import WeightSource, weight_sources
 from lockstep.models.split import kv_bytes_per_block
-from lockstep.ops.backend import Backend, Limits, PackedWeight
+from lockstep.ops.backend import Backend, Executable, Limits, PackedWeight
 from lockstep.ops.program import Program, Weight
 from lockstep.runtime.executor import ProgramExecutor
 from lockstep.runtime.messages import StageHello, StageReady, StageStart
@@ -100,7 +101,7 @@ def outline(checkpoint: Checkpoint) -> str:
 
 
 class StageAssembly:
-    """Stage `index` on its way: weights are packed now, KV when `build` is told the pool's size."""
+    """Stage `index` over all its epochs: weights are packed now, KV is allocated when `build` is first told the pool's size, and both stay."""
 
     def __init__(self, config: EngineConfig, model: ResolvedModel, weights: PackedWeights, index: int) -> None:
         self._config = config
@@ -109,7 +110,7 @@ class StageAssembly:
         self._index = index
         self._program = model.program(index)
         self._weights = weights.of(self._program)
-        self._kv_bytes = 0
+        self._executable: Executable | None = None
 
     def hello(self) -> StageHello:
         layers = self._model.splits[self._index]
@@ -135,27 +136,37 @@ class StageAssembly:
         )
 
     def build(self, start: StageStart) -> Stage:
-        config, shape = self._config, table_shape(self._config, self._model)
+        """The stage as it begins an epoch: table and tags are new, what the KV memory holds is void by that."""
+        config = self._config
+        if self._executable is None:
+            self._executable = self._compile(start.block_counts)
+        layers = self._model.splits[self._index]
+        return Stage(
+            index=self._index,
+            count=config.pipeline_parallel_size,
+            epoch=start.epoch,
+            table=SlotTable(table_shape(config, self._model)),
+            provenance=[Provenance(count, config.block_size, group) for group, count in enumerate(start.block_counts)],
+            executor=ProgramExecutor(self._program, self._executable),
+            layers=layers,
+            checks=config.runtime_checks,
+            clock=time.perf_counter,
+        )
+
+    def _compile(self, block_counts: tuple[int, ...]) -> Executable:
+        config = self._config
         limits = Limits(
             tokens_max=config.max_num_batched_tokens,
             rows_max=min(config.max_num_seqs, config.max_num_batched_tokens),
             samples_max=min(config.max_num_seqs, config.max_num_batched_tokens),
             block_size=config.block_size,
-            block_counts=start.block_counts,
+            block_counts=block_counts,
         )
-        executable = self._backend.compile(self._program, self._weights, self._model.dtype, limits, stage_threads(config))
-        self._kv_bytes = executable.kv_bytes
-        return Stage(
-            index=self._index,
-            count=config.pipeline_parallel_size,
-            epoch=start.epoch,
-            table=SlotTable(shape),
-            provenance=[Provenance(count, config.block_size, group) for group, count in enumerate(start.block_counts)],
-            executor=ProgramExecutor(self._program, executable),
-        )
+        return self._backend.compile(self._program, self._weights, self._model.dtype, limits, stage_threads(config))
 
-    def ready(self) -> StageReady:
-        return StageReady(stage=self._index, kv_bytes=self._kv_bytes, threads=stage_threads(self._config))
+    def ready(self, epoch: int) -> StageReady:
+        kv_bytes = 0 if self._executable is None else self._executable.kv_bytes
+        return StageReady(stage=self._index, epoch=epoch, kv_bytes=kv_bytes, threads=stage_threads(self._config))
 
 
 def stage_threads(config: EngineConfig) -> int:

@@ -1,38 +1,46 @@
-"""`Engine`: the driver loop on a thread of its own. Commands from any thread in, events to sinks out.
+"""`Engine`: the engine loop on a thread of its own. Commands from any thread in, events to sinks out.
 
-Each turn gathers commands, writes plans, and takes results. Every submitted request gets exactly one last event, also when the engine fails.
-It knows no HTTP, no text and no model; where the stages run is the cluster's business.
+Every submitted request gets exactly one last event, also when the engine fails. It knows no HTTP, no text and no model; where the stages run is
+the cluster's business.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.core.outputs import FinishReason, TokenEvent
+from lockstep.core.outputs import FinishReason
 from lockstep.core.request import EngineRequest
 from lockstep.errors import CapacityError, InternalError, LockstepError, PeerError
 from lockstep.runtime.driver import Driver
+from lockstep.runtime.loop import Dumper, EngineLoop, RestartPolicy, Sink
 from lockstep.runtime.transport.cluster import Cluster
 
-Sink = Callable[[list[TokenEvent]], None]
-"""Takes the events of one turn, in order, on the engine's thread. It must return at once and never raise."""
-
 IDLE_POLL_S = 0.5
+
+Phase = Literal["running", "recovering", "failed", "closed"]
 
 _log = logging.getLogger("lockstep.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """What the engine says of itself. failure: why it stopped, if it did. Counts are of the last finished turn."""
+    """What the engine says of itself. failure: why it stopped, if it did. reason: why it recovers, else empty. Counts are of the last finished turn.
+    restarts: epochs begun after failures. divergences, provenance_failures: failures of these kinds."""
 
-    phase: Literal["running", "failed", "closed"]
+    phase: Phase
     failure: LockstepError | None = None
+    reason: str = ""
+    epoch: int = 0
+    restarts: int = 0
+    divergences: int = 0
+    provenance_failures: int = 0
     running: int = 0
     waiting: int = 0
     blocks_free: int = 0
@@ -51,20 +59,27 @@ class _Abort:
 
 
 class Engine:
-    """queue_max: most requests that may wait for a slot; further ones are refused with CapacityError."""
+    """queue_max: most requests that may wait for a slot; further ones are refused with CapacityError. dumper: the recorder, if there is one."""
 
     def __init__(
-        self, driver: Driver, cluster: Cluster, *, queue_max: int = 100_000, on_failure: Callable[[LockstepError], None] | None = None
+        self,
+        driver: Driver,
+        cluster: Cluster,
+        *,
+        queue_max: int = 100_000,
+        restarts: RestartPolicy = RestartPolicy(),
+        dumper: Dumper | None = None,
+        on_failure: Callable[[LockstepError], None] | None = None,
     ) -> None:
         self._driver = driver
         self._cluster = cluster
+        self._loop = EngineLoop(driver, cluster, restarts=restarts, clock=time.monotonic, make_incident=_incident, dumper=dumper)
         self._queue_max = queue_max
         self._on_failure = on_failure
         self._commands: deque[_Submit | _Abort] = deque()
         self._lock = threading.Lock()
-        self._sinks: dict[str, tuple[Sink, int]] = {}
         self._closing = False
-        self._state = self._read_state()
+        self._state = self._read_state("running")
         self._thread = threading.Thread(target=self._run, name="lockstep-engine", daemon=True)
         self._thread.start()
 
@@ -115,8 +130,7 @@ class Engine:
         try:
             while not self._closing:
                 self._turn()
-            self._end_all(FinishReason.ABORT, None)
-            self._finish_state("closed", None)
+            self._finish("closed", FinishReason.ABORT, None)
         except LockstepError as error:
             self._fail(error)
         except Exception as error:
@@ -126,50 +140,29 @@ class Engine:
             self._cluster.close()
 
     def _turn(self) -> None:
-        self._take_commands()
-        while (plan := self._driver.next_plan()) is not None:
-            self._cluster.send(plan)
-        timeout_s = 0.0 if self._commands else IDLE_POLL_S
-        events = [event for result in self._cluster.poll(timeout_s) for event in self._driver.receive(result)]
-        self._state = self._read_state()
-        self._dispatch(events)
-
-    def _take_commands(self) -> None:
-        """One by one, so that a command that fails leaves those behind it in the queue, where `_end_all` finds them. An abort is answered at once,
-        before a request of the same name can follow it in."""
+        """Commands one by one, so that a command that fails leaves those behind it in the queue, where `_finish` finds them."""
         with self._lock:
             count = len(self._commands)
         for _ in range(count):
             command = self._commands.popleft()
             if isinstance(command, _Abort):
-                event = self._driver.abort(command.request_id)
-                self._dispatch([] if event is None else [event])
-            elif command.request.request_id in self._sinks:
-                command.sink([_refusal(command.request)])
+                self._loop.abort(command.request_id)
             else:
-                self._sinks[command.request.request_id] = (command.sink, 0)
-                self._driver.submit(command.request)
+                self._loop.submit(command.request, command.sink)
+        self._loop.turn(0.0 if self._commands else IDLE_POLL_S)
+        self._state = self._read_state("recovering" if self._loop.recovering else "running")
 
-    def _dispatch(self, events: list[TokenEvent]) -> None:
-        """Hand each sink its events of this turn at once; check that no index is skipped or repeated."""
-        by_sink: dict[Sink, list[TokenEvent]] = {}
-        for event in events:
-            sink, delivered = self._sinks[event.request_id]
-            if event.index != delivered:
-                raise InternalError(f"request {event.request_id!r}: token {delivered} comes next, the driver delivers {event.index}")
-            if event.finish_reason is None:
-                self._sinks[event.request_id] = (sink, delivered + len(event.token_ids))
-            else:
-                del self._sinks[event.request_id]
-            by_sink.setdefault(sink, []).append(event)
-        for sink, batch in by_sink.items():
-            sink(batch)
-
-    def _read_state(self) -> EngineState:
-        scheduler = self._driver.scheduler
+    def _read_state(self, phase: Phase, failure: LockstepError | None = None) -> EngineState:
+        scheduler, counts = self._driver.scheduler, self._loop.counts
         pool = scheduler.pools[0]
         return EngineState(
-            phase="running",
+            phase=phase,
+            failure=failure,
+            reason=counts.last if phase == "recovering" else "",
+            epoch=scheduler.epoch,
+            restarts=counts.restarts,
+            divergences=counts.divergences,
+            provenance_failures=counts.provenance_failures,
             running=scheduler.running_count,
             waiting=scheduler.waiting_count,
             blocks_free=pool.free_count,
@@ -178,35 +171,21 @@ class Engine:
 
     def _fail(self, error: LockstepError) -> None:
         _log.error("the engine stops: %s", error)
-        self._finish_state("failed", error)
-        self._end_all(FinishReason.ERROR, _as_unavailable(error))
+        self._finish("failed", FinishReason.ERROR, error)
         if self._on_failure is not None:
             self._on_failure(error)
 
-    def _finish_state(self, phase: Literal["failed", "closed"], failure: LockstepError | None) -> None:
-        pool = self._driver.scheduler.pools[0]
+    def _finish(self, phase: Phase, reason: FinishReason, failure: LockstepError | None) -> None:
+        """No request is taken any more; each open one, those still in the command queue included, gets its last event."""
         with self._lock:
-            self._state = EngineState(phase=phase, failure=failure, blocks_free=pool.free_count, blocks_total=pool.block_count)
-
-    def _end_all(self, reason: FinishReason, error: LockstepError | None) -> None:
-        """The last event of every open request, those still in the command queue included."""
-        with self._lock:
-            queued = [command for command in self._commands if isinstance(command, _Submit)]
+            self._state = self._read_state(phase, failure)
+            queued = [(command.request, command.sink) for command in self._commands if isinstance(command, _Submit)]
             self._commands.clear()
-        for command in queued:
-            if command.request.request_id in self._sinks:
-                command.sink([_refusal(command.request)])
-            else:
-                self._sinks[command.request.request_id] = (command.sink, 0)
-        self._dispatch(
-            [TokenEvent(request_id=request_id, index=index, finish_reason=reason, error=error) for request_id, (_, index) in self._sinks.items()]
-        )
+        self._loop.end_all(reason, None if failure is None else _as_unavailable(failure), queued)
 
 
-def _refusal(request: EngineRequest) -> TokenEvent:
-    """Of a request whose name another open one has: the first goes on, the second ends."""
-    error = InternalError(f"request {request.request_id!r} is submitted twice; a name is free again after its last event")
-    return TokenEvent(request_id=request.request_id, index=0, finish_reason=FinishReason.ERROR, error=error)
+def _incident() -> str:
+    return secrets.token_hex(6)
 
 
 def _as_unavailable(error: LockstepError) -> LockstepError:

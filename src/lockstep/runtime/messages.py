@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from numpy.typing import NDArray
+
+from lockstep.core.records import Transfer
 from lockstep.core.types import F32, U64
 
 
@@ -38,7 +42,8 @@ class StageHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStart:
-    """The driver's answer to all hellos: the pool, and the epoch to start."""
+    """Begins epoch `epoch`: the driver's answer to all hellos, and what ends the epoch before on a stage that lives on. It interrupts every wait;
+    the stage drops table, provenance, imports and exports, keeps weights and KV memory, and answers StageReady."""
 
     epoch: int
     block_counts: tuple[int, ...]
@@ -46,25 +51,82 @@ class StageStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReady:
+    """The stage has begun epoch `epoch`."""
+
     stage: int
+    epoch: int
     kv_bytes: int
     threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """The stage's loop turns. step: the next step it will run. waits_for: what that step still lacks, for the watchdog's message."""
+    """The stage's loop turns. step: the next step it will run. waits_for: what that step still lacks, for the watchdog's message.
+    check_seconds: what its run-time checks have taken since it started."""
 
     stage: int
     step: int
     waits_for: str
+    check_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageFailure:
-    """The stage stops. code: of the error's kind in `errors`; message: its text."""
+    """The stage has stopped working in epoch `epoch` and waits for the next. code: of the error's kind in `errors`; message: its text; step and
+    concerned as in `errors.InternalError`."""
 
     stage: int
+    epoch: int
     code: str
     message: str
     step: int = -1
+    concerned: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsRequest:
+    """Asks a stage what its digest folded for step `step` of epoch `epoch`; answered also after a failure, until the next epoch begins."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepColumns:
+    """The answer: names and arrays in the order in which they were folded; empty if the stage has not come to that step or has forgotten it."""
+
+    stage: int
+    epoch: int
+    step: int
+    columns: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPull:
+    """From a stage that imports to a source stage: send your layers within layers[0] .. layers[1] of this transfer. reader: where the part goes."""
+
+    transfer: Transfer
+    layers: tuple[int, int]
+    reader: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPart:
+    """The answer. tags: uint64 [computed], the source's provenance tags, VOID where it has none. values: by name, what the executor's `read_kv` gave.
+    layers (0, 0): the transfer is gone, nothing comes."""
+
+    transfer: Transfer
+    layers: tuple[int, int]
+    tags: U64
+    values: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """From a stage to its driver: the import into (slot, generation) is complete with `computed` positions, or has failed (computed 0)."""
+
+    stage: int
+    epoch: int
+    slot: int
+    generation: int
+    computed: int

@@ -10,7 +10,7 @@ It knows no links, processes, clocks or model; compute is behind `Executor`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,12 +20,13 @@ from lockstep.core.acceptance import accept
 from lockstep.core.digest import Digest
 from lockstep.core.layout import BatchLayout
 from lockstep.core.provenance import Provenance
-from lockstep.core.records import LogprobColumns, StepPlan, StepResult
+from lockstep.core.records import Columns, LogprobColumns, StepPlan, StepResult
 from lockstep.core.table import SlotTable
 from lockstep.core.types import F32, I32
-from lockstep.errors import DivergenceError, LinkError
-from lockstep.runtime.messages import Activations
-from lockstep.runtime.replay import Replica
+from lockstep.errors import DivergenceError, InternalError, LinkError
+from lockstep.runtime.handover import Handover, KVAccess, ToStage
+from lockstep.runtime.messages import Activations, ImportReport, KVPart, KVPull
+from lockstep.runtime.replay import Replica, no_clock
 
 DRIVER = -1
 """The driver as a destination; stages are 0, 1, ..."""
@@ -52,7 +53,7 @@ class Executor(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     destination: int
-    message: Activations | StepResult
+    message: Activations | StepResult | ImportReport
 
 
 def results_expected(stage_count: int, is_last: bool) -> int:
@@ -61,23 +62,52 @@ def results_expected(stage_count: int, is_last: bool) -> int:
 
 
 class Stage:
-    """Stage `index` of `count`. provenance: one a KV group."""
+    """Stage `index` of `count` in epoch `epoch`; a new epoch is a new Stage. provenance: one a KV group. layers, kv: for the hand-over of KV between
+    engines; without kv it takes no part in any. checks: False leaves out digests and provenance, to measure what they cost. clock: seconds, to
+    time the checks; without one they are not timed."""
 
-    def __init__(self, *, index: int, count: int, epoch: int, table: SlotTable, provenance: Sequence[Provenance], executor: Executor) -> None:
+    def __init__(
+        self,
+        *,
+        index: int,
+        count: int,
+        epoch: int,
+        table: SlotTable,
+        provenance: Sequence[Provenance],
+        executor: Executor,
+        layers: range = range(0),
+        kv: KVAccess | None = None,
+        checks: bool = True,
+        clock: Callable[[], float] = no_clock,
+    ) -> None:
         self.index = index
         self.count = count
         self.epoch = epoch
         self.is_last = index == count - 1
-        self._replica = Replica(table, Digest(epoch))
-        self._provenance = provenance
+        self._clock = clock
+        self._replica = Replica(table, Digest(epoch), checks=checks, clock=clock)
+        self._provenance = provenance if checks else ()
+        self._provenance_seconds = 0.0
         self._executor = executor
+        self._handover = None
+        if kv is not None:
+            self._handover = Handover(stage=index, epoch=epoch, layers=layers, table=table, provenance=provenance, kv=kv)
         self._plans: dict[int, StepPlan] = {}
         self._activations: dict[int, Activations] = {}
         self._layout: BatchLayout | None = None
+        self._to_others: list[ToStage] = []
 
     @property
     def table(self) -> SlotTable:
         return self._replica.table
+
+    @property
+    def check_seconds(self) -> float:
+        return self._provenance_seconds + self._replica.check_seconds
+
+    def columns_of(self, step: int) -> Columns | None:
+        """What the digest folded for this step, if the stage has come to it and still knows."""
+        return self._replica.columns_of(step)
 
     # What comes in; links deliver each kind in order and once
 
@@ -94,6 +124,25 @@ class Stage:
         else:
             self._activations[message.step] = message
 
+    def offer_pull(self, reader: str, pull: KVPull) -> None:
+        """A stage of engine `reader` asks for KV. What it gets is in `take_for_others`."""
+        self._to_others += self._handing().offer_pull(reader, pull, self.table.next_step)
+
+    def offer_part(self, part: KVPart) -> list[Send]:
+        """KV that this stage has asked for."""
+        report = self._handing().take_part(part)
+        return [] if report is None else [Send(destination=DRIVER, message=report)]
+
+    def _handing(self) -> Handover:
+        if self._handover is None:
+            raise LinkError(f"stage {self.index} takes no part in the hand-over of KV, and was sent a message of one")
+        return self._handover
+
+    def take_for_others(self) -> list[ToStage]:
+        """Messages for stages of other engines, each once."""
+        messages, self._to_others = self._to_others, []
+        return messages
+
     # One step at a time
 
     @property
@@ -104,28 +153,47 @@ class Stage:
 
     def advance(self) -> list[Send] | None:
         """Do the next piece of work that can be done: resolve the next plan, then compute it once its activations are here.
-        Returns what to send (perhaps nothing yet), or None if the stage has to wait; `waits_for` says for what."""
+        Returns what to send (perhaps nothing yet), or None if the stage has to wait; `waits_for` says for what.
+        What it raises names the step."""
+        try:
+            return self._advance()
+        except InternalError as error:
+            error.step = self.next_step if error.step < 0 else error.step
+            raise
+
+    def _advance(self) -> list[Send] | None:
         if self._layout is None:
             plan = self._plans.get(self.table.next_step)
             if plan is None or not self._replica.can_run(plan):
                 return None
             del self._plans[plan.step]
             self._layout = self._replica.run(plan)
+            self._hand_over(plan)
         if self.index > 0 and self._layout.step not in self._activations:
             return None
         layout, self._layout = self._layout, None
         return self._compute(layout, self._activations.pop(layout.step, None))
 
+    def _hand_over(self, plan: StepPlan) -> None:
+        """All earlier steps have been computed, so what the plan exports is complete."""
+        if self._handover is not None:
+            self._to_others += self._handover.note(plan)
+            self._to_others += self._handover.serve_waiting(self.table.next_step)
+
     def _compute(self, layout: BatchLayout, received: Activations | None) -> list[Send]:
         digests = self._checked_digests(layout, received)
         output: Mapping[str, F32] | Sampled = Sampled(tokens=np.zeros(0, np.int32)) if self.is_last else {}
         if layout.row_count:
+            began = self._clock()
             for provenance in self._provenance:
                 provenance.check(layout)
                 provenance.void(layout)
+            computed = self._clock()
             output = self._executor.execute(layout, received.tensors if received else {})
+            self._provenance_seconds += computed - began - self._clock()
             for provenance in self._provenance:
                 provenance.set(layout)
+            self._provenance_seconds += self._clock()
         if not isinstance(output, Sampled):
             return [Send(destination=self.index + 1, message=Activations(epoch=self.epoch, step=layout.step, digests=digests, tensors=output))]
         result = accept(layout, output.tokens, epoch=self.epoch, digests=digests, logprobs=output.logprobs, drafts=output.drafts)
@@ -160,6 +228,8 @@ class Stage:
         wrong = []
         if self._plans or self._activations or self._layout is not None:
             wrong.append(f"stage {self.index}: {len(self._plans)} plans and {len(self._activations)} activations are queued")
+        if self._handover is not None:
+            wrong += self._handover.audit()
         if held := self.table.held_slots():
             wrong.append(f"stage {self.index}: slots {held} are held")
         return wrong

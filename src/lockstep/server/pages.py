@@ -6,7 +6,7 @@ from importlib import metadata
 
 import msgspec
 
-from lockstep.errors import CapacityError
+from lockstep.errors import CapacityError, PeerError
 from lockstep.server.endpoint import ServerContext
 from lockstep.server.exchange import Exchange
 from lockstep.server.responses import ModelCard, ModelList
@@ -26,11 +26,14 @@ async def answer_model(context: ServerContext, exchange: Exchange, body: bytes) 
 
 
 async def answer_health(context: ServerContext, exchange: Exchange, body: bytes) -> None:
-    """GET /health and /ping: 200 while the engine can answer, with its requests and KV blocks; else 503 with the reason."""
+    """GET /health and /ping: 200 while the engine runs or recovers, with its requests and KV blocks; 503 with the reason once it has failed."""
     context.require_engine()
     status = context.client.status()
     page = {
-        "status": "ok",
+        "status": "recovering" if status.recovering else "ok",
+        "reason": status.reason,
+        "epoch": status.epoch,
+        "restarts": status.restarts,
         "running": status.running,
         "waiting": status.waiting,
         "blocks_free": status.blocks_free,
@@ -40,11 +43,13 @@ async def answer_health(context: ServerContext, exchange: Exchange, body: bytes)
 
 
 async def answer_ready(context: ServerContext, exchange: Exchange, body: bytes) -> None:
-    """GET /ready: as /health, and 503 while the server is shutting down."""
+    """GET /ready: 200 if a request would be computed at once; 503 with the reason while the engine recovers or the server is shutting down."""
     context.require_engine()
     if context.admission.draining:
         raise CapacityError("the server is shutting down")
     status = context.client.status()
+    if status.recovering:
+        raise PeerError(f"the engine recovers, requests wait meanwhile: {status.reason or 'it gives no reason'}")
     await exchange.answer(msgspec.json.encode({"status": "ok", "requests_running": status.running, "requests_waiting": status.waiting}))
 
 

@@ -15,11 +15,15 @@ from lockstep.core.params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """alive: the engine can answer. reason: why not, for /health. running, waiting: requests. blocks_free, blocks_total: KV pool of the first group,
+    """alive: the engine can answer. recovering: not at once; requests wait until it has begun its next epoch. reason: why it cannot, or recovers.
+    epoch: of its log. restarts: epochs begun after failures. running, waiting: requests. blocks_free, blocks_total: KV pool of the first group,
     cached blocks count as free."""
 
     alive: bool
+    recovering: bool = False
     reason: str = ""
+    epoch: int = 0
+    restarts: int = 0
     running: int = 0
     waiting: int = 0
     blocks_free: int = 0

@@ -216,8 +216,8 @@ class AppliesLateResults(SlotTable):
 class AdmitsPastCap(SlotTable):
     """Checks no admission against its cap."""
 
-    def _expect(self, condition: bool, message: Callable[[], str]) -> None:
-        super()._expect(condition or message().startswith("admission wants"), message)
+    def _expect(self, right: bool | NDArray[np.bool_], message: Callable[[], str], *concerned: Any) -> None:
+        super()._expect(True if message().startswith("admission wants") else right, message, *concerned)
 
 
 def accept_without_end_at_cap(layout: BatchLayout, sampled: I32, **others: Any) -> StepResult:

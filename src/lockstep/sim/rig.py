@@ -73,21 +73,24 @@ class Rig:
             prefix_secret=b"rig",
         )
         self.config = config
-        self.driver = Driver(scheduler, make_table(shape, -1), c.stage_count)
-        executors = executors or oracle_executors(config)
-        self.cluster = LocalCluster(
-            [
+        self.driver = Driver(scheduler, lambda: make_table(shape, -1), c.stage_count)
+        held = executors or oracle_executors(config)
+
+        def make_stages(epoch: int) -> Sequence[Stage]:
+            return [
                 make_stage(
                     index=i,
                     count=c.stage_count,
-                    epoch=0,
+                    epoch=epoch,
                     table=make_table(shape, i),
                     provenance=[Provenance(c.block_count, c.block_size)],
                     executor=executor,
                 )
-                for i, executor in enumerate(executors)
+                for i, executor in enumerate(held)
             ]
-        )
+
+        self.make_stages = make_stages
+        self.cluster = LocalCluster(make_stages)
         self.outputs: dict[str, Output] = {}
 
     def submit(self, request: EngineRequest) -> None:
@@ -134,7 +137,7 @@ class Rig:
 
     def audit(self) -> list[str]:
         """The idle audit, on every replica."""
-        return [*self.driver.scheduler.audit(), *self.cluster.audit()]
+        return [*self.driver.audit(), *self.cluster.audit()]
 
 
 def oracle_executors(config: RigConfig) -> list[Executor]:

@@ -13,6 +13,7 @@ audit                 the idle audit of every replica
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from lockstep.core.outputs import TokenEvent
 from lockstep.core.records import Side, StepPlan, StepResult
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InvalidRequestError
-from lockstep.runtime.stage import DRIVER
+from lockstep.runtime.stage import DRIVER, Stage
+from lockstep.runtime.transport.cluster import FromStages
 from lockstep.runtime.transport.local import LocalCluster
 from lockstep.sim import transcript_words as words
 from lockstep.sim.parts import Parts
@@ -35,15 +37,15 @@ _TURNS_MAX = 200
 class WatchedCluster(LocalCluster):
     """Keeps account of every message: (source, destination, message)."""
 
-    def __init__(self, unwatched: LocalCluster) -> None:
-        super().__init__(unwatched.stages)
+    def __init__(self, make_stages: Callable[[int], Sequence[Stage]]) -> None:
+        super().__init__(make_stages)
         self.carried: list[tuple[int, int, Any]] = []
 
     def _carry(self, source: int, destination: int, message: Any) -> None:
         super()._carry(source, destination, message)
         self.carried.append((source, destination, message))
 
-    def take_results(self) -> list[StepResult]:
+    def take_results(self) -> list[FromStages]:
         """Those that have come; runs nothing."""
         results = list(self._results)
         self._results.clear()
@@ -68,7 +70,7 @@ class EngineCommands:
         self._scripts: dict[int, Script] = {}
         self._executors = [ScriptedExecutor(self._scripts, last=i == config.stage_count - 1) for i in range(config.stage_count)]
         self._rig = Rig(config, make_table=parts.make_table, make_stage=parts.make_stage, executors=self._executors)
-        self._rig.cluster = self._cluster = WatchedCluster(self._rig.cluster)
+        self._rig.cluster = self._cluster = WatchedCluster(self._rig.make_stages)
 
     def made(self) -> str:
         c = self._config

@@ -20,7 +20,7 @@ from lockstep.core.scheduler import Delivery, Scheduler
 from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import ceil_div
 from lockstep.launch.engine import scheduler_config
-from lockstep.runtime.engine import Sink
+from lockstep.runtime.loop import Sink
 
 
 class DryEngine:

@@ -14,7 +14,7 @@ from typing import Protocol
 from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InternalError, LockstepError
-from lockstep.runtime.engine import Sink
+from lockstep.runtime.loop import Sink
 from lockstep.verify.workload import Answer
 
 RUN_TIMEOUT_S = 900.0

@@ -31,8 +31,22 @@ def test_models_version_health_and_root_pages(client: openai.OpenAI, http: httpx
 
 
 def test_health_shows_requests_and_blocks(http: httpx2.Client, engine: ScriptedEngine) -> None:
-    engine.state = EngineStatus(alive=True, running=3, waiting=2, blocks_free=5, blocks_total=9)
-    assert http.get("/health").json() == {"status": "ok", "running": 3, "waiting": 2, "blocks_free": 5, "blocks_total": 9}
+    engine.state = EngineStatus(alive=True, epoch=4, restarts=3, running=3, waiting=2, blocks_free=5, blocks_total=9)
+    counts = {"epoch": 4, "restarts": 3, "running": 3, "waiting": 2, "blocks_free": 5, "blocks_total": 9}
+    assert http.get("/health").json() == {"status": "ok", "reason": "", **counts}
+
+
+def test_recovering_engine_is_healthy_but_not_ready_and_takes_requests(http: httpx2.Client, engine: ScriptedEngine) -> None:
+    engine.state = EngineStatus(alive=True, recovering=True, reason="stage 1 was ended by SIGKILL", epoch=2, restarts=2)
+    health, ready = http.get("/health"), http.get("/ready")
+    assert health.status_code == 200
+    assert (health.json()["status"], health.json()["restarts"]) == ("recovering", 2)
+    assert "SIGKILL" in health.json()["reason"]
+    assert ready.status_code == 503
+    assert "SIGKILL" in error_of(ready)["message"]
+    assert http.post("/v1/completions", json={"prompt": "p"}).status_code == 200
+    engine.state = EngineStatus(alive=True, epoch=2, restarts=2)
+    assert http.get("/ready").status_code == 200
 
 
 def test_tokenize_and_detokenize_are_inverse(http: httpx2.Client, engine: ScriptedEngine) -> None:

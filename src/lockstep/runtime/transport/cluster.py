@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.records import Columns, StepPlan, StepResult
+from lockstep.runtime.messages import ImportReport
+
+FromStages = StepResult | ImportReport
+"""What the driver takes from its stages."""
 
 
 class Cluster(Protocol):
-    """Stages that have shaken hands and allocated their KV."""
+    """Stages that have shaken hands and allocated their KV. It is made with its first epoch begun and ready."""
 
     def send(self, plan: StepPlan) -> None:
-        """Hand the same plan to every stage. Returns without waiting for any of them."""
+        """Hand the same plan to every stage. Returns without waiting for any of them. Only while `is_ready`."""
         ...
 
-    def poll(self, timeout_s: float) -> list[StepResult]:
-        """Results that have come, in order; waits at most timeout_s for the first one, or until `wake`.
-        Raises PeerError or InternalError once a stage is lost, stalled, or has reported a failure."""
+    def poll(self, timeout_s: float) -> list[FromStages]:
+        """What has come in the present epoch, in order; waits at most timeout_s for the first, or until `wake`. Moves a beginning epoch on.
+        Raises PeerError or InternalError once a stage is lost, stalled, does not come up, or has reported a failure. The epoch is over then: until
+        `begin`, `poll` only waits."""
+        ...
+
+    def begin(self, epoch: int) -> None:
+        """End what is left of the epoch before and begin another: interrupts every stage, whatever it does or waits for, and starts again
+        those that are lost or do not answer. Returns at once; `is_ready` turns true in a later `poll`, or that raises."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Every stage has begun the present epoch."""
+        ...
+
+    def columns_of(self, step: int) -> Mapping[int, Columns]:
+        """What the digest of each stage folded for a step of the epoch that has just failed, by stage; of those that can still say, within a second.
+        Called between a failure and `begin`."""
+        ...
+
+    def check_seconds(self) -> Mapping[int, float]:
+        """Seconds that each stage's run-time checks have taken, as last heard."""
         ...
 
     def wake(self) -> None:

@@ -6,6 +6,7 @@ Large tensors of activations travel beside the body, untouched (`frames`). Nothi
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -13,12 +14,38 @@ import numpy as np
 
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.errors import LinkError
-from lockstep.runtime.messages import Activations, Heartbeat, StageFailure, StageHello, StageReady, StageStart
+from lockstep.runtime.messages import (
+    Activations,
+    ColumnsRequest,
+    Heartbeat,
+    ImportReport,
+    KVPart,
+    KVPull,
+    StageFailure,
+    StageHello,
+    StageReady,
+    StageStart,
+    StepColumns,
+)
 
-VERSION = 1
+VERSION = 2
 """Of the wire format; part of the handshake."""
 
-MESSAGES: tuple[type[Any], ...] = (StepPlan, StepResult, Activations, StageHello, StageStart, StageReady, Heartbeat, StageFailure)
+MESSAGES: tuple[type[Any], ...] = (
+    StepPlan,
+    StepResult,
+    Activations,
+    StageHello,
+    StageStart,
+    StageReady,
+    Heartbeat,
+    StageFailure,
+    ColumnsRequest,
+    StepColumns,
+    KVPull,
+    KVPart,
+    ImportReport,
+)
 """A message's kind on the wire is its place here."""
 
 KIND_OF: dict[type[Any], int] = {message: kind for kind, message in enumerate(MESSAGES)}
@@ -66,20 +93,22 @@ def _declared_dtype(wanted: Any) -> np.dtype[Any] | None:
 
 
 class Codec:
-    """Encoders and decoders for every message kind. Not shared between threads."""
+    """Encoders and decoders for every kind of message. Not shared between threads. messages: the kinds; each has its place there for a number."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Sequence[type[Any]] = MESSAGES) -> None:
+        self._messages = tuple(messages)
+        self._kinds = {message: kind for kind, message in enumerate(messages)}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-        self._decoders = [msgspec.msgpack.Decoder(message, dec_hook=_decode_array) for message in MESSAGES]
+        self._decoders = [msgspec.msgpack.Decoder(message, dec_hook=_decode_array) for message in messages]
 
     def encode(self, message: Any) -> tuple[int, bytes]:
         """(kind, body)."""
-        return KIND_OF[type(message)], self._encoder.encode(message)
+        return self._kinds[type(message)], self._encoder.encode(message)
 
     def decode(self, kind: int, body: Any) -> Any:
-        if not 0 <= kind < len(MESSAGES):
-            raise LinkError(f"message of kind {kind}; known are 0..{len(MESSAGES) - 1}. The processes run different versions of lockstep")
+        if not 0 <= kind < len(self._messages):
+            raise LinkError(f"message of kind {kind}; known are 0..{len(self._messages) - 1}. The processes run different versions of lockstep")
         try:
             return self._decoders[kind].decode(body)
         except (msgspec.DecodeError, ValueError, TypeError, AssertionError) as error:
-            raise LinkError(f"a {MESSAGES[kind].__name__} does not decode: {error}") from error
+            raise LinkError(f"a {self._messages[kind].__name__} does not decode: {error}") from error

@@ -1,4 +1,4 @@
-"""Numbered, checksummed frames: what makes a link out of a socket (PROTOCOL.md 9; DESIGN.md "Numbered links").
+"""Numbered, checksummed frames: what makes a link out of a socket (PROTOCOL.md 9, 21; DESIGN.md "Numbered links").
 
 A message is a list of parts: a fixed header, the encoded body, then each activation tensor's memory as it is. The checksum is taken when the
 message is handed to the link and covers header, body and tensors; the number counts the messages of one (sender, receiver) pair within an epoch.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,12 @@ import msgspec
 import numpy as np
 
 from lockstep.errors import LinkError
-from lockstep.runtime.messages import Activations
-from lockstep.runtime.transport.codec import VERSION, Codec, array_from_parts, array_parts
+from lockstep.runtime.messages import Activations, StageStart
+from lockstep.runtime.stage import DRIVER
+from lockstep.runtime.transport.codec import KIND_OF, VERSION, Codec, array_from_parts, array_parts
+from lockstep.runtime.transport.numbers import LinkNumbers, Verdict
 
-_HEADER = struct.Struct("<4sHHiiQII")
+_HEADER = struct.Struct("<4sHHiiQQII")
 _MAGIC = b"LKST"
 MESSAGE_BYTES_MAX = 1 << 32
 """A larger message is refused by whoever would send it."""
@@ -28,13 +31,20 @@ Part = bytes | memoryview
 
 
 class LinkWriter:
-    """The sending end of the link from `source` to `destination`."""
+    """The sending end of the link from `source` to `destination`. checks: False takes no checksum, to measure what they cost; both ends alike."""
 
-    def __init__(self, source: int, destination: int) -> None:
+    def __init__(self, source: int, destination: int, *, epoch: int = 0, checks: bool = True) -> None:
         self._source = source
         self._destination = destination
+        self._epoch = epoch
+        self._checks = checks
         self._number = 0
         self._codec = Codec()
+
+    def begin(self, epoch: int) -> None:
+        """What is packed from now on belongs to this epoch, and counts from 0."""
+        assert epoch > self._epoch, (epoch, self._epoch)
+        self._epoch, self._number = epoch, 0
 
     def pack(self, message: Any) -> list[Part]:
         """The message's parts. Tensor parts alias the message's arrays, which are frozen from now on and must not be written again."""
@@ -52,36 +62,64 @@ class LinkWriter:
         size = sum(len(part) for part in parts)
         if size > MESSAGE_BYTES_MAX:
             raise LinkError(f"a message of {size} bytes is over the limit of {MESSAGE_BYTES_MAX}")
-        header = (_MAGIC, VERSION, kind, self._source, self._destination, self._number, len(parts))
+        header = (_MAGIC, VERSION, kind, self._source, self._destination, self._epoch, self._number, len(parts))
         self._number += 1
-        return [_HEADER.pack(*header, _checksum(header, parts)), *parts]
+        return [_HEADER.pack(*header, _checksum(header, parts) if self._checks else 0), *parts]
 
 
 class LinkReader:
-    """The receiving end of every link that leads to `destination`."""
+    """The receiving end of every link that leads to `destination`. checks: as the writers'."""
 
-    def __init__(self, destination: int) -> None:
+    def __init__(self, destination: int, *, epoch: int = 0, checks: bool = True) -> None:
         self._destination = destination
-        self._numbers: dict[int, int] = {}
+        self._checks = checks
+        self._numbers = LinkNumbers(destination, epoch)
         self._codec = Codec()
+        self._waiting: list[Sequence[Any]] = []
+        self._due: deque[Sequence[Any]] = deque()
 
-    def unpack(self, frames: Sequence[Any]) -> tuple[int, Any]:
-        """(source, message). Raises LinkError for damage, a gap, a repeat or disorder: at once, never a silent wait."""
+    @property
+    def epoch(self) -> int:
+        return self._numbers.epoch
+
+    def begin(self, epoch: int) -> None:
+        """A new epoch begins at this end; what came for it early is due (`take_due`)."""
+        self._numbers.begin(epoch)
+        self._due.extend(self._waiting)
+        self._waiting = []
+
+    def renew(self, source: int, life: int) -> None:
+        """As `LinkNumbers.renew`."""
+        self._numbers.renew(source, life)
+
+    def take_due(self) -> tuple[int, Any] | None:
+        """The next (source, message) that had to wait for the present epoch, or None."""
+        while self._due:
+            if (found := self.unpack(self._due.popleft())) is not None:
+                return found
+        return None
+
+    def unpack(self, frames: Sequence[Any]) -> tuple[int, Any] | None:
+        """(source, message), or None for one of an older epoch, which is dropped, or of a newer one, which is kept. But the driver's StageStart of a
+        newer epoch is the announcement that begins it here. Raises LinkError for damage, a gap, a repeat or disorder: at once."""
         if len(frames[0]) != _HEADER.size:
             raise LinkError(f"a header of {len(frames[0])} bytes, expected {_HEADER.size}")
         *header, checksum = _HEADER.unpack(frames[0])
-        magic, version, kind, source, destination, number, count = header
+        magic, version, kind, source, destination, epoch, number, count = header
         parts = list(frames[1:])
         if magic != _MAGIC or version != VERSION:
             raise LinkError(f"a message of format {magic!r} version {version}, this process speaks {_MAGIC!r} version {VERSION}")
-        if count != len(parts) or checksum != _checksum(tuple(header), parts):
+        if count != len(parts) or (self._checks and checksum != _checksum(tuple(header), parts)):
             raise LinkError(f"message {number} on the link {source} -> {destination} arrived damaged (checksum or number of parts)")
         if destination != self._destination:
             raise LinkError(f"a message for {destination} arrived at {self._destination}")
-        expected = self._numbers.get(source, 0)
-        if number != expected:
-            raise LinkError(f"link {source} -> {destination}: message {expected} comes next, got message {number}")
-        self._numbers[source] = expected + 1
+        if source == DRIVER and kind == KIND_OF[StageStart] and epoch > self._numbers.epoch:
+            self.begin(epoch)
+        verdict = self._numbers.accept(source, epoch, number)
+        if verdict is Verdict.WAIT:
+            self._waiting.append(frames)
+        if verdict is not Verdict.TAKE:
+            return None
         message = self._codec.decode(kind, parts[0])
         if isinstance(message, Activations) and count > 1:
             message = dataclasses.replace(message, tensors=_tensors(parts))

@@ -8,43 +8,85 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.records import Columns, StepPlan
+from lockstep.errors import InternalError, PeerError
 from lockstep.runtime.stage import DRIVER, Stage
+from lockstep.runtime.transport.cluster import FromStages
 from lockstep.runtime.transport.frames import LinkReader, LinkWriter
 
 
 class LocalCluster:
-    """Runs each stage one piece of work at a time, the last stage first, so that the pipeline drains before it fills."""
+    """Runs each stage one piece of work at a time, the last stage first, so that the pipeline drains before it fills.
 
-    def __init__(self, stages: Sequence[Stage], description: dict[str, object] | None = None) -> None:
-        self.stages = tuple(stages)
-        self._description = description or {}
-        self._results: deque[StepResult] = deque()
-        self._direct = len(stages) == 1
+    make_stages(epoch): the stages as they begin that epoch, over the same executors. describe_stages: what `describe` adds. checks: False takes no
+    checksums."""
+
+    def __init__(
+        self,
+        make_stages: Callable[[int], Sequence[Stage]],
+        describe_stages: Callable[[], Mapping[str, object]] = dict,
+        *,
+        checks: bool = True,
+    ) -> None:
+        self._make_stages = make_stages
+        self._describe_stages = describe_stages
+        self._checks = checks
         self._woken = threading.Event()
-        ends = (DRIVER, *range(len(stages)))
-        self._writers = {(a, b): LinkWriter(a, b) for a in ends for b in ends if a != b}
-        self._readers = {end: LinkReader(end) for end in ends}
+        self._results: deque[FromStages] = deque()
+        self._check_seconds: dict[int, float] = defaultdict(float)
+        self.stages: tuple[Stage, ...] = ()
+        self.begin(0)
+
+    def begin(self, epoch: int) -> None:
+        for stage in self.stages:
+            self._check_seconds[stage.index] += stage.check_seconds
+        self.stages = tuple(self._make_stages(epoch))
+        self._is_over = False
+        self._direct = len(self.stages) == 1
+        self._results.clear()
+        ends = (DRIVER, *range(len(self.stages)))
+        self._writers = {(a, b): LinkWriter(a, b, epoch=epoch, checks=self._checks) for a in ends for b in ends if a != b}
+        self._readers = {end: LinkReader(end, epoch=epoch, checks=self._checks) for end in ends}
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._is_over
 
     def send(self, plan: StepPlan) -> None:
         for stage in self.stages:
             self._carry(DRIVER, stage.index, plan)
 
-    def poll(self, timeout_s: float) -> list[StepResult]:
+    def poll(self, timeout_s: float) -> list[FromStages]:
         """Runs stages until a result is there or none can go on; in the latter case waits for `wake`."""
-        ran = False
-        while not self._results and self.run_once():
-            ran = True
+        ran = not self._is_over and self._run()
         if not ran and not self._results and timeout_s > 0:
             self._woken.wait(timeout_s)
         self._woken.clear()
         results = list(self._results)
         self._results.clear()
         return results
+
+    def _run(self) -> bool:
+        """Something ran. An error in it ends the epoch; one that no part of the engine raises on purpose is ours too."""
+        ran = False
+        try:
+            while not self._results and self.run_once():
+                ran = True
+        except (PeerError, InternalError):
+            self._end_epoch()
+            raise
+        except Exception as error:
+            self._end_epoch()
+            raise InternalError(f"a stage failed in its work: {type(error).__name__}: {error}") from error
+        return ran
+
+    def _end_epoch(self) -> None:
+        self._is_over = True
+        self._results.clear()
 
     def run_once(self) -> bool:
         """One piece of work of the last stage that has any. False if every stage waits."""
@@ -59,18 +101,26 @@ class LocalCluster:
 
     def _carry(self, source: int, destination: int, message: Any) -> None:
         if not self._direct:
-            frames = self._writers[source, destination].pack(message)
-            _, message = self._readers[destination].unpack(frames)
+            received = self._readers[destination].unpack(self._writers[source, destination].pack(message))
+            assert received is not None, (source, destination)
+            message = received[1]
         if destination == DRIVER:
             self._results.append(message)
         else:
             self.stages[destination].offer(message)
 
+    def columns_of(self, step: int) -> dict[int, Columns]:
+        found = {stage.index: stage.columns_of(step) for stage in self.stages}
+        return {index: columns for index, columns in found.items() if columns is not None}
+
+    def check_seconds(self) -> dict[int, float]:
+        return {stage.index: self._check_seconds[stage.index] + stage.check_seconds for stage in self.stages}
+
     def wake(self) -> None:
         self._woken.set()
 
     def describe(self) -> dict[str, object]:
-        return {"transport": "in-process", "pids": [os.getpid()] * len(self.stages), **self._description}
+        return {"transport": "in-process", "pids": [os.getpid()] * len(self.stages), **self._describe_stages()}
 
     def close(self) -> None:
         self._results.clear()

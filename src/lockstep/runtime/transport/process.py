@@ -1,251 +1,279 @@
-"""Stages as processes: starts them, shakes hands, watches them, and leaves none behind.
+"""Stages as processes: starts them, shakes hands, watches them, starts them again in another epoch, and leaves none behind.
 
 A stage is lost when its process ends, stalled when its heartbeat stops (a stopped process, a dead machine) or when a step has no result for too long.
-Each of these ends the engine with an error that names the stage; nothing waits for ever.
+Each of these ends the epoch with an error that names the stage; nothing waits for ever. `begin` then starts again what is lost or does not answer;
+processes that live on keep their weights and their KV memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import select
 import shutil
-import signal
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from lockstep.core.records import StepPlan, StepResult
-from lockstep.errors import (
-    CheckpointError,
-    ConfigError,
-    DivergenceError,
-    HandshakeError,
-    InternalError,
-    LinkError,
-    LockstepError,
-    ProvenanceError,
-    StageLostError,
-    StalledError,
-    UnsupportedError,
-)
-from lockstep.runtime.messages import Heartbeat, StageFailure, StageHello, StageReady, StageStart
+from lockstep.core.records import Columns, StepPlan, StepResult
+from lockstep.errors import InternalError, LinkError, LockstepError, PeerError, StageLostError, StalledError
+from lockstep.runtime.messages import ColumnsRequest, Heartbeat, ImportReport, StageFailure, StageHello, StageReady, StageStart, StepColumns
 from lockstep.runtime.stage import DRIVER
-from lockstep.runtime.transport.sockets import Inbox, Outbox
-from lockstep.runtime.transport.stage_process import HEARTBEAT_SOURCE
+from lockstep.runtime.transport.cluster import FromStages
+from lockstep.runtime.transport.handshake import as_error, check_fit, check_same
+from lockstep.runtime.transport.sockets import PROCESS_SOURCE, Inbox, Outbox
+from lockstep.runtime.transport.stage_handle import StageHandle
+from lockstep.runtime.transport.watch import Timeouts, Watch
 
 WATCH_S = 0.25
 CLOSE_S = 2.0
 LAST_WORDS_MS = 200
-ABSENCE_S = 1.0
-"""The watch runs several times a second; a longer gap means that this process itself was not running."""
+COLUMNS_S = 1.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    startup_s: float
-    heartbeat_s: float
-    step_s: float
-
-
-class _StageHandle:
-    """One stage's process as its parent sees it. Closing `pipe` tells it to end."""
-
-    def __init__(self, index: int, command: Sequence[str]) -> None:
-        read, self._pipe = os.pipe()
-        os.set_inheritable(read, True)
-        self.index = index
-        self.process = subprocess.Popen([*command, str(read)], stdin=subprocess.DEVNULL, pass_fds=(read,))
-        os.close(read)
-        self.pid_descriptor = os.pidfd_open(self.process.pid)
-        self.heard: float | None = None
-        self.last = Heartbeat(stage=index, step=-1, waits_for="start")
-
-    def end_softly(self) -> None:
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
-
-    def end(self, deadline: float) -> None:
-        """Wait until `deadline`, then kill, which also ends a stopped process; reap it."""
-        self.end_softly()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(max(0.0, deadline - time.monotonic()))
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
-        os.close(self.pid_descriptor)
-
-    def describe_end(self) -> str:
-        code = self.process.poll()
-        if code is None:
-            return "is alive"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+Command = Callable[[Path, int, int], Sequence[str]]
+"""(folder, epoch, index) -> the command line of stage index; the number of a pipe descriptor is added to it."""
 
 
 class ProcessCluster:
-    """command(folder, index) -> the command line of stage index; the number of a pipe descriptor is added to it.
-    choose_blocks(hellos) -> blocks a KV group, or a CallerError if the pool cannot hold one request."""
+    """choose_blocks(hellos) -> blocks a KV group, or a CallerError if the pool cannot hold one request. environment: of the stages; None is this
+    process's own. checks: False takes no checksums."""
 
     def __init__(
         self,
         *,
         stage_count: int,
-        command: Callable[[Path, int], Sequence[str]],
+        command: Command,
         choose_blocks: Callable[[Sequence[StageHello]], tuple[int, ...]],
         timeouts: Timeouts,
+        environment: Mapping[str, str] | None = None,
+        checks: bool = True,
     ) -> None:
-        self._timeouts = timeouts
+        self._command = command
+        self._choose_blocks = choose_blocks
+        self._environment = environment
+        self._checks = checks
         self._folder = Path(tempfile.mkdtemp(prefix="lockstep-"))
         self._context = zmq.Context()
-        self._inbox = Inbox(self._context, self._folder, DRIVER)
+        self._inbox = Inbox(self._context, self._folder, DRIVER, checks=checks)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._handles: list[_StageHandle] = []
-        self._outboxes: list[Outbox] = []
-        self._closed = False
         self._wake_lock = threading.Lock()
-        self._results: list[StepResult] = []
-        self._sent, self._returned = 0, 0
-        self._progress = self._watched = time.monotonic()
+        self._closed = False
+        self._epoch = 0
+        self._is_over = False
+        self._handles: list[StageHandle] = []
+        self._outboxes: list[Outbox] = []
+        self._distrusted: set[int] = set()
+        self._not_started: StageLostError | None = None
+        self._columns: dict[int, Columns] = {}
+        self._check_seconds = [0.0] * stage_count
+        self._watch = Watch(stage_count, timeouts, time.monotonic())
+        self.hellos: tuple[StageHello, ...] = ()
+        self.block_counts: tuple[int, ...] = ()
         try:
             for index in range(stage_count):
-                self._handles.append(_StageHandle(index, command(self._folder, index)))
-                self._outboxes.append(Outbox(self._context, self._folder, DRIVER, index))
-            self._poller = self._make_poller()
-            self.hellos = self._shake_hands()
-            self.block_counts = choose_blocks(self.hellos)
-            self._start_stages()
+                self._handles.append(self._start(index))
+            self._open_links()
+            while not self.is_ready:
+                self._take(WATCH_S)
         except BaseException:
             self.close()
             raise
 
-    def _make_poller(self) -> zmq.Poller:
-        poller = zmq.Poller()
-        poller.register(self._inbox.socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
-        for handle in self._handles:
-            poller.register(handle.pid_descriptor, zmq.POLLIN)
-        return poller
+    # Epochs
 
-    # Starting
+    @property
+    def is_ready(self) -> bool:
+        return not self._is_over and not self._unready()
 
-    def _shake_hands(self) -> list[StageHello]:
-        hellos = self._collect(StageHello)
-        first = hellos[0]
-        for hello in hellos[1:]:
-            for name in sorted(set(first.agreement) | set(hello.agreement)):
-                ours, theirs = first.agreement.get(name), hello.agreement.get(name)
-                if ours != theirs:
-                    raise HandshakeError(
-                        f"stages 0 and {hello.stage} do not fit together: {name} is {ours!r} on stage 0 and {theirs!r} on stage {hello.stage}"
-                    )
-        bounds = [hello.layers for hello in hellos]
-        if any(a[1] != b[0] for a, b in itertools.pairwise(bounds)):
-            raise HandshakeError(f"the stages' layers do not follow one another: {bounds}")
-        return hellos
+    def _unready(self) -> list[int]:
+        return [handle.index for handle in self._handles if handle.ready is None]
 
-    def _start_stages(self) -> None:
+    def begin(self, epoch: int) -> None:
+        assert epoch > self._epoch, (epoch, self._epoch)
+        self._drain_quietly()
+        again = self._to_start_again()
+        self._epoch, self._is_over, self._not_started = epoch, False, None
+        self._inbox.links.begin(epoch)
         for outbox in self._outboxes:
-            outbox.send(StageStart(epoch=0, block_counts=self.block_counts))
-        self._ready = self._collect(StageReady)
+            outbox.close()
+        for index in again:
+            self._handles[index].kill()
+            self._check_seconds[index] += self._watch.last(index).check_seconds
+        for index in again:
+            self._start_again(index)
+        self._open_links()
+        for handle in self._handles:
+            handle.ready = None
+            if handle.hello is not None and not handle.has_ended:
+                self._send_start(handle.index)
+        self._watch.begin(time.monotonic())
 
-    def _collect(self, kind: type[Any]) -> list[Any]:
-        """One message of this kind from every stage, in their order."""
-        found: dict[int, Any] = {}
-        deadline = time.monotonic() + self._timeouts.startup_s
-        while len(found) < len(self._handles):
-            for message in self._take(min(WATCH_S, max(0.0, deadline - time.monotonic()))):
-                assert isinstance(message, kind), message
-                found[message.stage] = message
-            if time.monotonic() > deadline:
-                missing = sorted(set(range(len(self._handles))) - set(found))
-                raise StalledError(
-                    f"stages {missing} are not ready after {self._timeouts.startup_s:g} s; raise startup_timeout_s if they load slowly"
-                )
-        return [found[index] for index in range(len(self._handles))]
+    def _to_start_again(self) -> list[int]:
+        """Stages that have ended, that do not answer, or whose process is not asked again."""
+        now = time.monotonic()
+        self._watch.forgive_absence(now)
+        again = self._distrusted.union(self._watch.silent(now), (handle.index for handle in self._handles if handle.has_ended))
+        self._distrusted.clear()
+        return sorted(again)
+
+    def _start(self, index: int) -> StageHandle:
+        self._inbox.links.renew(PROCESS_SOURCE + index, self._epoch)
+        self._watch.note_start(index)
+        return StageHandle(index, self._command(self._folder, self._epoch, index), self._environment)
+
+    def _start_again(self, index: int) -> None:
+        try:
+            self._handles[index] = self._start(index)
+        except OSError as error:
+            self._not_started = StageLostError(f"stage {index} cannot be started again: {error}")
+
+    def _open_links(self) -> None:
+        """Links to the stages, and what `poll` waits on, for the processes as they are now."""
+        count = len(self._handles)
+        self._outboxes = [Outbox(self._context, self._folder, DRIVER, i, epoch=self._epoch, checks=self._checks) for i in range(count)]
+        self._poller = zmq.Poller()
+        for readable in (self._inbox.socket, self._wake_read, *(h.pid_descriptor for h in self._handles if h.pid_descriptor >= 0)):
+            self._poller.register(readable, zmq.POLLIN)
+
+    def _send_start(self, index: int) -> None:
+        self._outboxes[index].send(StageStart(epoch=self._epoch, block_counts=self.block_counts))
+
+    def _greet(self, hello: StageHello) -> None:
+        """The first handshake waits for all stages, and agrees on the pool; a stage that is started again must be what it was."""
+        self._handles[hello.stage].hello = hello
+        if self.block_counts:
+            try:
+                check_same(self.hellos[hello.stage], hello)
+            except PeerError:
+                self._distrusted.add(hello.stage)
+                raise
+            self._send_start(hello.stage)
+            return
+        hellos = [handle.hello for handle in self._handles if handle.hello is not None]
+        if len(hellos) == len(self._check_seconds):
+            check_fit(hellos)
+            self.hellos, self.block_counts = tuple(hellos), self._choose_blocks(hellos)
+            for index in range(len(hellos)):
+                self._send_start(index)
 
     # Running
 
     def send(self, plan: StepPlan) -> None:
-        if self._sent == self._returned:
-            self._progress = time.monotonic()
-        self._sent += 1
+        self._watch.note_plan(time.monotonic())
         for outbox in self._outboxes:
             outbox.send(plan)
 
-    def poll(self, timeout_s: float) -> list[StepResult]:
+    def poll(self, timeout_s: float) -> list[FromStages]:
+        if self._is_over:
+            waiting = select.poll()
+            waiting.register(self._wake_read, select.POLLIN)
+            waiting.poll(timeout_s * 1000)
+            self._drain_wakes()
+            return []
+        try:
+            return self._poll(timeout_s)
+        except LockstepError as error:
+            self._is_over = True
+            if isinstance(error, (PeerError, InternalError)):
+                raise
+            raise StageLostError(str(error)) from error
+
+    def _poll(self, timeout_s: float) -> list[FromStages]:
         deadline = time.monotonic() + timeout_s
+        was_ready = self.is_ready
         while True:
-            remaining = deadline - time.monotonic()
-            results = self._take(min(WATCH_S, max(0.0, remaining)))
-            self._watch_steps(len(results))
-            if results or remaining <= 0 or self._drain_wakes():
-                return results
+            remaining_s = deadline - time.monotonic()
+            found = self._take(min(WATCH_S, max(0.0, remaining_s)))
+            if found or remaining_s <= 0 or self._drain_wakes() or self.is_ready != was_ready:
+                return found
 
-    def _take(self, timeout_s: float) -> list[Any]:
-        """Messages other than heartbeats. Raises what a stage reported, or that one is lost or silent."""
-        ready = dict(self._poller.poll(int(timeout_s * 1000)))
-        messages = self._drain()
-        if any(handle.pid_descriptor in ready for handle in self._handles):
-            # What a stage said last may still be on its way; it explains more than that the process has ended.
+    def _take(self, timeout_s: float) -> list[FromStages]:
+        """What the driver is to get. Raises what a stage reported, or that one is lost or stalled."""
+        if self._not_started is not None:
+            raise self._not_started
+        readable = dict(self._poller.poll(int(timeout_s * 1000)))
+        found = self._drain()
+        ended = [handle for handle in self._handles if handle.pid_descriptor in readable]
+        if any(handle.process.poll() == 1 for handle in ended):
+            # What a stage said before it gave up may still be on its way; it explains more than that the process has ended.
             self._inbox.socket.poll(LAST_WORDS_MS)
-            messages += self._drain()
-        self._watch_stages(ready)
-        return messages
+            found += self._drain()
+        if ended:
+            raise StageLostError("; ".join(f"stage {h.index} (process {h.process.pid}) {h.describe_end()}" for h in ended))
+        now = time.monotonic()
+        self._watch.note_results(sum(isinstance(message, StepResult) for message in found), now)
+        stall = self._watch.look(now, self._unready())
+        if stall is not None:
+            self._distrusted.update(stall.stages)
+            raise StalledError(stall.text)
+        return found
 
-    def _drain(self) -> list[Any]:
-        messages = []
+    def _drain(self) -> list[FromStages]:
+        found: list[FromStages] = []
         while (received := self._inbox.receive()) is not None:
             source, message = received
-            handle = self._handles[source - HEARTBEAT_SOURCE if source >= HEARTBEAT_SOURCE else source]
-            handle.heard = time.monotonic()
-            if isinstance(message, Heartbeat):
-                handle.last = message
-            elif isinstance(message, StageFailure):
-                raise _failure(message)
+            self._watch.hear(source - PROCESS_SOURCE if source >= PROCESS_SOURCE else source, time.monotonic())
+            if isinstance(message, (StepResult, ImportReport)):
+                found.append(message)
             else:
-                messages.append(message)
-        return messages
+                self._note(message)
+        return found
 
-    def _watch_stages(self, ready: dict[Any, int]) -> None:
-        now = time.monotonic()
-        self._forgive_own_absence(now)
-        for handle in self._handles:
-            if handle.pid_descriptor in ready:
-                handle.process.poll()
-                raise StageLostError(f"stage {handle.index} (process {handle.process.pid}) {handle.describe_end()}; restart the server")
-            silent_s = 0.0 if handle.heard is None else now - handle.heard
-            if silent_s > self._timeouts.heartbeat_s:
-                raise StalledError(
-                    f"stage {handle.index} (process {handle.process.pid}) has not answered for {silent_s:.1f} s, last at step {handle.last.step}; "
-                    "it is stopped or its machine is overloaded"
-                )
+    def _drain_quietly(self) -> None:
+        """When the epoch is over: what is still said of it adds nothing to the failure that ended it, but shows who is alive."""
+        while True:
+            with contextlib.suppress(LockstepError):
+                self._drain()
+                return
 
-    def _forgive_own_absence(self, now: float) -> None:
-        """Time in which this process did not watch (stopped and continued together with its stages, say) is nobody's silence."""
-        absent_s = now - self._watched - ABSENCE_S
-        self._watched = now
-        if absent_s > 0:
-            self._progress += absent_s
-            for handle in self._handles:
-                if handle.heard is not None:
-                    handle.heard = min(now, handle.heard + absent_s)
+    def _note(self, message: Any) -> None:
+        """Everything that the driver does not take itself."""
+        if isinstance(message, Heartbeat):
+            self._watch.note_heartbeat(message)
+        elif isinstance(message, StageHello):
+            self._greet(message)
+        elif isinstance(message, StageReady):
+            self._handles[message.stage].ready = message
+            if not self._unready():
+                self._watch.end_beginning()
+        elif isinstance(message, StepColumns):
+            self._columns[message.stage] = dict(message.columns)
+        elif isinstance(message, StageFailure):
+            self._hear_failure(message)
+        else:
+            raise LinkError(f"the driver takes no {type(message).__name__}")
 
-    def _watch_steps(self, results: int) -> None:
-        now = time.monotonic()
-        if results:
-            self._returned += results
-            self._progress = now
-        if self._sent > self._returned and now - self._progress > self._timeouts.step_s:
-            waits = "; ".join(f"stage {h.index} at step {h.last.step} waits for {h.last.waits_for}" for h in self._handles)
-            raise StalledError(f"step {self._returned} has no result after {now - self._progress:.0f} s: {waits}")
+    def _hear_failure(self, failure: StageFailure) -> None:
+        """A process that could not load, or that failed in a way that nobody foresaw, is not asked again."""
+        loading = self._handles[failure.stage].hello is None
+        if failure.epoch < self._epoch and not loading:
+            return
+        if loading or failure.code == InternalError.code:
+            self._distrusted.add(failure.stage)
+        raise as_error(failure)
+
+    def columns_of(self, step: int) -> dict[int, Columns]:
+        """A stage that computes answers when it has done; one that reports another failure meanwhile has nothing to add to the first."""
+        self._columns.clear()
+        deadline = time.monotonic() + COLUMNS_S
+        silent = self._watch.silent(time.monotonic())
+        asked = [handle for handle in self._handles if handle.ready is not None and handle.index not in silent and not handle.has_ended]
+        for handle in asked:
+            self._outboxes[handle.index].send(ColumnsRequest(epoch=self._epoch, step=step))
+        while (left_s := deadline - time.monotonic()) > 0:
+            if all(handle.index in self._columns or handle.has_ended for handle in asked):
+                break
+            self._inbox.socket.poll(int(min(left_s, WATCH_S) * 1000))
+            self._drain_quietly()
+        return {index: columns for index, columns in sorted(self._columns.items()) if columns}
+
+    def check_seconds(self) -> dict[int, float]:
+        return {index: before + self._watch.last(index).check_seconds for index, before in enumerate(self._check_seconds)}
 
     def wake(self) -> None:
         with self._wake_lock:
@@ -260,13 +288,14 @@ class ProcessCluster:
             return False
 
     def describe(self) -> dict[str, object]:
+        ready = [handle.ready for handle in self._handles]
         return {
             "transport": "ipc",
             "pids": [handle.process.pid for handle in self._handles],
             "layers": [hello.layers for hello in self.hellos],
             "weight_bytes": [hello.weight_bytes for hello in self.hellos],
-            "kv_bytes": [ready.kv_bytes for ready in self._ready],
-            "threads": [ready.threads for ready in self._ready],
+            "kv_bytes": [message.kv_bytes if message else 0 for message in ready],
+            "threads": [message.threads if message else 0 for message in ready],
         }
 
     def close(self) -> None:
@@ -286,16 +315,3 @@ class ProcessCluster:
         os.close(self._wake_read)
         os.close(self._wake_write)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _failure(message: StageFailure) -> LockstepError:
-    """The stage's error as the driver raises it."""
-    text = f"stage {message.stage}: {message.message}"
-    if message.code == DivergenceError.code:
-        return DivergenceError(text, step=message.step)
-    if message.code == ProvenanceError.code:
-        return ProvenanceError(text, step=message.step)
-    for kind in (LinkError, CheckpointError, ConfigError, UnsupportedError):
-        if message.code == kind.code:
-            return kind(text)
-    return InternalError(text)

@@ -1,4 +1,5 @@
-"""The loop of a stage that has a process of its own: shakes hands, allocates, then turns messages into steps until its parent closes the pipe.
+"""The loop of a stage that has a process of its own: shakes hands, then turns messages into steps, an epoch after the other, until its parent closes
+the pipe.
 
 Knows sockets and the `Stage`; what a stage computes, and from what, comes in through `StageParts`.
 """
@@ -14,14 +15,14 @@ from typing import Any, Protocol
 
 import zmq
 
-from lockstep.errors import LockstepError
-from lockstep.runtime.messages import Heartbeat, StageFailure, StageHello, StageReady, StageStart
+from lockstep.errors import InternalError, LinkError, LockstepError
+from lockstep.runtime.messages import ColumnsRequest, Heartbeat, StageFailure, StageHello, StageReady, StageStart, StepColumns
 from lockstep.runtime.stage import DRIVER, Stage
-from lockstep.runtime.transport.sockets import Inbox, Outbox
+from lockstep.runtime.transport.sockets import PROCESS_SOURCE, Inbox, Outbox
 
 HEARTBEAT_S = 0.5
-HEARTBEAT_SOURCE = 1_000_000
-"""A stage's heartbeats come from a thread with a socket of its own, so they are a link of their own: source HEARTBEAT_SOURCE + stage."""
+LINGER_MS = 1000
+PARENT_GONE_S = 2.0
 
 
 class StageParts(Protocol):
@@ -30,90 +31,153 @@ class StageParts(Protocol):
     def hello(self) -> StageHello: ...
 
     def build(self, start: StageStart) -> Stage:
-        """Allocate KV and build the stage."""
+        """The stage as it begins an epoch. The first call allocates KV; the memory stays for the others."""
         ...
 
-    def ready(self) -> StageReady:
+    def ready(self, epoch: int) -> StageReady:
         """Said once the stage is built."""
         ...
 
 
-def run_stage_process(*, folder: Path, index: int, count: int, load: Callable[[], StageParts], parent_pipe: int) -> int:
-    """Returns the exit status: 0 when the parent closed the pipe, 1 after a failure, which the driver has been told.
+def run_stage_process(
+    *, folder: Path, epoch: int, index: int, count: int, load: Callable[[], StageParts], parent_pipe: int, checks: bool = True
+) -> int:
+    """Returns the exit status: 0 when the parent closed the pipe, 1 if the stage cannot load, which the driver has been told.
 
-    parent_pipe: a descriptor whose other end only the parent holds. It ends the process even in mid-step, by the heartbeat's thread.
+    epoch: in which the process is started. parent_pipe: a descriptor whose other end only the parent holds. It ends the process even in mid-step, by
+    the heartbeat's thread.
     """
     context = zmq.Context()
-    driver = Outbox(context, folder, index, DRIVER)
-    pulse = _Pulse(context, folder, index, parent_pipe)
+    inbox = Inbox(context, folder, index, epoch=epoch, checks=checks)
+    pulse = Pulse(Outbox(context, folder, PROCESS_SOURCE + index, DRIVER, epoch=epoch, checks=checks), index, parent_pipe)
     try:
-        inbox = Inbox(context, folder, index)
         parts = load()
-        driver.send(parts.hello())
-        start = _await_start(inbox, parent_pipe)
-        if start is None:
-            return 0
-        stage = parts.build(start)
-        driver.send(parts.ready())
-        pulse.stage = stage
-        outboxes = {DRIVER: driver, **{i: Outbox(context, folder, index, i) for i in range(count) if i != index}}
-        _loop(stage, inbox, outboxes, parent_pipe)
+        pulse.say(parts.hello())
+
+        def connect(begun: int) -> dict[int, Outbox]:
+            ends = (DRIVER, *(other for other in range(count) if other != index))
+            return {end: Outbox(context, folder, index, end, epoch=begun, checks=checks) for end in ends}
+
+        _Epochs(parts, inbox, connect, pulse, parent_pipe).run()
         return 0
     except LockstepError as error:
-        driver.send(StageFailure(stage=index, code=error.code, message=str(error), step=getattr(error, "step", -1)))
+        pulse.say(_failure(index, epoch, error))
         return 1
     except Exception as error:
-        driver.send(StageFailure(stage=index, code="internal_error", message=f"{type(error).__name__}: {error}"))
+        pulse.say(_failure(index, inbox.links.epoch, InternalError(f"{type(error).__name__}: {error}")))
         raise
     finally:
         pulse.stop()
-        context.destroy(linger=1000)
+        context.destroy(linger=LINGER_MS)
 
 
-def _await_start(inbox: Inbox, parent_pipe: int) -> StageStart | None:
-    poller = _poller(inbox, parent_pipe)
-    while True:
-        ready = dict(poller.poll())
-        if parent_pipe in ready:
-            return None
-        if (received := inbox.receive()) is not None:
-            assert isinstance(received[1], StageStart), received
-            return received[1]
+def _failure(index: int, epoch: int, error: LockstepError) -> StageFailure:
+    step, concerned = (error.step, error.concerned) if isinstance(error, InternalError) else (-1, ())
+    return StageFailure(stage=index, epoch=epoch, code=error.code, message=str(error), step=step, concerned=concerned)
 
 
-def _loop(stage: Stage, inbox: Inbox, outboxes: dict[int, Outbox], parent_pipe: int) -> None:
-    """Take what has come, do one piece of work, send; wait only if neither is to be had."""
-    poller = _poller(inbox, parent_pipe)
-    while True:
-        while (received := inbox.receive()) is not None:
-            stage.offer(received[1])
-        sends = stage.advance()
-        if sends is None:
-            if parent_pipe in dict(poller.poll()):
-                return
-            continue
-        for send in sends:
-            outboxes[send.destination].send(send.message)
+class _Epochs:
+    """One stage after the other over the same parts. connect(epoch) -> links to the driver and to the other stages."""
 
-
-def _poller(inbox: Inbox, parent_pipe: int) -> zmq.Poller:
-    poller = zmq.Poller()
-    poller.register(inbox.socket, zmq.POLLIN)
-    poller.register(parent_pipe, zmq.POLLIN)
-    return poller
-
-
-class _Pulse:
-    """Tells the driver that this process turns, whatever its main thread computes; and ends it when the parent has gone."""
-
-    def __init__(self, context: zmq.Context[Any], folder: Path, index: int, parent_pipe: int) -> None:
-        self.stage: Stage | None = None
-        self._index = index
+    def __init__(self, parts: StageParts, inbox: Inbox, connect: Callable[[int], dict[int, Outbox]], pulse: Pulse, parent_pipe: int) -> None:
+        self._parts = parts
+        self._inbox = inbox
+        self._connect = connect
+        self._pulse = pulse
         self._parent_pipe = parent_pipe
-        self._outbox = Outbox(context, folder, HEARTBEAT_SOURCE + index, DRIVER)
+        self._outboxes: dict[int, Outbox] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(inbox.socket, zmq.POLLIN)
+        self._poller.register(parent_pipe, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Until the parent closes the pipe."""
+        start = self._await_start(None)
+        while start is not None:
+            start = self._run_epoch(start)
+
+    def _run_epoch(self, start: StageStart) -> StageStart | None:
+        """The announcement of the next epoch, whatever happens in this one; None if the parent closed the pipe."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._outboxes = self._connect(start.epoch)
+        stage = None
+        try:
+            stage = self._parts.build(start)
+            self._pulse.follow(stage)
+            self._outboxes[DRIVER].send(self._parts.ready(start.epoch))
+            return self._turn(stage)
+        except LockstepError as error:
+            self._outboxes[DRIVER].send(_failure(self._pulse.index, start.epoch, error))
+            return self._await_start(stage)
+
+    def _turn(self, stage: Stage) -> StageStart | None:
+        """Take what has come, do one piece of work, send; wait only if neither is to be had."""
+        while True:
+            while (received := self._inbox.receive()) is not None:
+                message = received[1]
+                if isinstance(message, StageStart):
+                    return message
+                if isinstance(message, ColumnsRequest):
+                    self._answer(stage, message)
+                else:
+                    stage.offer(message)
+            sends = stage.advance()
+            if sends is None and not self._wait():
+                return None
+            for send in sends or ():
+                self._outboxes[send.destination].send(send.message)
+
+    def _await_start(self, stage: Stage | None) -> StageStart | None:
+        """Before the first epoch, and after a failure of `stage`: then links that are out of order stay so until the next one."""
+        while True:
+            try:
+                received = self._inbox.receive()
+            except LinkError:
+                if not self._outboxes:
+                    raise
+                continue
+            if received is None:
+                if not self._wait():
+                    return None
+            elif isinstance(received[1], StageStart):
+                return received[1]
+            elif isinstance(received[1], ColumnsRequest) and stage is not None:
+                self._answer(stage, received[1])
+
+    def _wait(self) -> bool:
+        """Until something has come; False if the parent closed the pipe."""
+        return self._parent_pipe not in dict(self._poller.poll())
+
+    def _answer(self, stage: Stage, request: ColumnsRequest) -> None:
+        columns = stage.columns_of(request.step) or {}
+        self._outboxes[DRIVER].send(StepColumns(stage=stage.index, epoch=request.epoch, step=request.step, columns=columns))
+
+
+class Pulse:
+    """What the process says of itself, whatever the epoch: that it turns, while its main thread computes; and it ends it when the parent has gone."""
+
+    def __init__(self, outbox: Outbox, index: int, parent_pipe: int) -> None:
+        self.index = index
+        self._outbox = outbox
+        self._parent_pipe = parent_pipe
+        self._stage: Stage | None = None
+        self._former_check_seconds = 0.0
+        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-pulse", daemon=True)
         self._thread.start()
+
+    def follow(self, stage: Stage) -> None:
+        """Heartbeats tell of this stage from now on."""
+        with self._lock:
+            self._former_check_seconds += self._stage.check_seconds if self._stage is not None else 0.0
+            self._stage = stage
+
+    def say(self, message: Any) -> None:
+        """May be called from any thread."""
+        with self._lock:
+            self._outbox.send(message)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -124,12 +188,16 @@ class _Pulse:
         poller.register(self._parent_pipe, zmq.POLLIN)
         gone_since: float | None = None
         while not self._stopping.is_set():
-            stage = self.stage
-            self._outbox.send(Heartbeat(stage=self._index, step=stage.next_step if stage else -1, waits_for=stage.waits_for if stage else "start"))
+            self.say(self._heartbeat())
             if poller.poll(0):
                 now = time.monotonic()
                 gone_since = now if gone_since is None else gone_since
-                if now - gone_since > 2.0:
+                if now - gone_since > PARENT_GONE_S:
                     os._exit(1)
             self._stopping.wait(HEARTBEAT_S)
-        self._outbox.close()
+
+    def _heartbeat(self) -> Heartbeat:
+        stage, former = self._stage, self._former_check_seconds
+        if stage is None:
+            return Heartbeat(stage=self.index, step=-1, waits_for="start")
+        return Heartbeat(stage=self.index, step=stage.next_step, waits_for=stage.waits_for, check_seconds=former + stage.check_seconds)

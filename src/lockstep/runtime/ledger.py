@@ -1,0 +1,197 @@
+"""`DeliveryLedger`: the driver's own account of what each request was promised and got. Shares no code with `SlotTable`, `Scheduler` or `accept`.
+
+Replicas that are all wrong in the same way agree, so their digests say nothing. This looks at what plans admit, what results bring and what clients
+are told, and at nothing else: lists of tokens, and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lockstep.core.outputs import FinishReason, TokenEvent
+from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.request import EngineRequest
+from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+from lockstep.errors import LedgerError
+
+_REASONS = {FINISH_NONE: None, FINISH_STOP: FinishReason.STOP, FINISH_LENGTH: FinishReason.LENGTH}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Account:
+    """tokens: prompt, then everything that was delivered. generation: of its present admission, -1 for none."""
+
+    request: EngineRequest
+    tokens: list[int]
+    prompt_length: int
+    stops: frozenset[int]
+    generation: int = -1
+
+    @property
+    def delivered(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """What a row of a result must turn into: tokens from `index` on, and the end if it is one."""
+
+    index: int
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Slot:
+    generation: int
+    request_id: str
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class DeliveryLedger:
+    """Raises LedgerError, with the slots concerned, at the first thing that does not fit."""
+
+    _accounts: dict[str, _Account] = field(default_factory=dict)
+    _slots: dict[int, _Slot] = field(default_factory=dict)
+    _generations: set[int] = field(default_factory=set)
+    _sampling: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+
+    # Requests
+
+    def open(self, request: EngineRequest) -> None:
+        tokens = [*request.prompt.tolist(), *request.given.tolist()]
+        self._accounts[request.request_id] = _Account(
+            request=request, tokens=tokens, prompt_length=len(request.prompt), stops=frozenset(request.side.stop_ids)
+        )
+
+    def close(self, request_id: str) -> None:
+        """Ended by its client, or by an error: nothing more may be delivered."""
+        self._accounts.pop(request_id, None)
+
+    def begin_epoch(self) -> None:
+        """No slot is held and no plan is out; accounts go on."""
+        self._slots.clear()
+        self._generations.clear()
+        self._sampling.clear()
+        for account in self._accounts.values():
+            account.generation = -1
+
+    # The log
+
+    def note_plan(self, plan: StepPlan, owners: Sequence[str]) -> None:
+        """owners: the request of each admission. An admission must bring exactly the tokens that the account has, and the terms that were asked."""
+        step = plan.step
+        for slot, generation in zip(plan.releases.slots.tolist(), plan.releases.generations.tolist(), strict=True):
+            held = self._slots.pop(slot, None)
+            if held is None or held.generation != generation:
+                self._fail(step, slot, generation, f"it is released, the ledger has {held}")
+            self._generations.discard(generation)
+        admissions = plan.admissions
+        for i, slot in enumerate(admissions.slots.tolist()):
+            self._admit(plan, i, slot, owners[i])
+        rows = plan.rows
+        sampling = []
+        for slot, generation, count, samples in zip(
+            rows.slots.tolist(), rows.generations.tolist(), rows.counts.tolist(), rows.samples.tolist(), strict=True
+        ):
+            held = self._slots.get(slot)
+            if held is None or held.generation != generation:
+                self._fail(step, slot, generation, f"it has a row, the ledger has {held}")
+            if samples:
+                sampling.append((slot, generation, count))
+        self._sampling[step] = sampling
+
+    def _admit(self, plan: StepPlan, index: int, slot: int, request_id: str) -> None:
+        values = {name: array[index] for name, array in plan.admissions.values.items()}
+        generation, account = int(values["generation"]), self._accounts.get(request_id)
+        if slot in self._slots or account is None or account.generation in self._generations:
+            self._fail(plan.step, slot, generation, f"request {request_id!r} is admitted to a slot that is held, twice, or after its end")
+        assert account is not None
+        request = account.request
+        if plan.admissions.tokens.row(index).tolist() != account.tokens:
+            self._fail(plan.step, slot, generation, f"request {request_id!r} is admitted with other tokens than its {len(account.tokens)}")
+        asked = {
+            "prompt_length": account.prompt_length,
+            "length_cap": request.length_cap,
+            "seed": request.seed,
+            "top_k": request.top_k,
+            "logprob_count": request.logprob_count,
+        }
+        for name, value in asked.items():
+            if int(values[name]) != value:
+                self._fail(plan.step, slot, generation, f"request {request_id!r} is admitted with {name} {values[name]}, it asked for {value}")
+        account.generation = generation
+        self._generations.add(generation)
+        self._slots[slot] = _Slot(generation=generation, request_id=request_id)
+
+    def note_result(self, result: StepResult) -> dict[str, _Due]:
+        """Every row that samples answers, but for those of requests that ended in an earlier result; nobody else does.
+        Returns what must be delivered."""
+        step = result.step
+        planned = {generation: (slot, count) for slot, generation, count in self._sampling.pop(step, [])}
+        due: dict[str, _Due] = {}
+        for row, (slot, generation) in enumerate(zip(result.slots.tolist(), result.generations.tolist(), strict=True)):
+            found = planned.pop(generation, None)
+            tokens = result.tokens.row(row).tolist()
+            if found is None or found[0] != slot:
+                self._fail(step, slot, generation, "its result answers no row of the plan, or answers twice")
+            elif not 0 < len(tokens) <= found[1]:
+                self._fail(step, slot, generation, f"{len(tokens)} tokens came for a row of at most {found[1]}")
+            held = self._slots.get(slot)
+            if held is not None and held.generation == generation:
+                self._take(step, slot, held, tokens, int(result.finishes[row]), due)
+        for generation, (slot, _count) in planned.items():
+            held = self._slots.get(slot)
+            if held is not None and held.generation == generation and not held.finished:
+                self._fail(step, slot, generation, "its row samples and has no answer in the result")
+        return due
+
+    def _take(self, step: int, slot: int, held: _Slot, tokens: list[int], finish: int, due: dict[str, _Due]) -> None:
+        if held.finished:
+            self._fail(step, slot, held.generation, "tokens came after its end")
+        account = self._accounts.get(held.request_id)
+        held.finished = finish != FINISH_NONE
+        if account is None or account.generation != held.generation:
+            return
+        stop = next((i for i, token in enumerate(tokens) if token in account.stops), None)
+        full = len(account.tokens) + len(tokens) - account.request.length_cap
+        expected = FINISH_STOP if stop == len(tokens) - 1 else FINISH_LENGTH if full == 0 else FINISH_NONE
+        if full > 0 or (stop is not None and stop < len(tokens) - 1) or finish != expected:
+            self._fail(
+                step,
+                slot,
+                held.generation,
+                f"{len(tokens)} tokens after {len(account.tokens)} of at most {account.request.length_cap}, stop at {stop}: "
+                f"finish {finish} came, {expected} is right",
+            )
+        due[held.request_id] = _Due(index=account.delivered, tokens=tuple(tokens), finish=_REASONS[finish])
+        account.tokens += tokens
+        if held.finished:
+            del self._accounts[held.request_id]
+
+    # Clients
+
+    def check_events(self, step: int, due: dict[str, _Due], events: Sequence[TokenEvent]) -> None:
+        """The events of a step are exactly what is due: no token twice, skipped, late or for somebody else."""
+        told = {event.request_id: _Due(index=event.index, tokens=tuple(event.token_ids), finish=event.finish_reason) for event in events}
+        if told != due or len(told) != len(events):
+            differing = sorted(name for name in told.keys() | due.keys() if told.get(name) != due.get(name))
+            raise LedgerError(
+                f"step {step}: what would be delivered for {differing} is not what the results brought: {told} and {due}",
+                step=step,
+                request_ids=differing,
+            )
+
+    @property
+    def open_count(self) -> int:
+        return len(self._accounts)
+
+    def audit(self) -> list[str]:
+        """When idle: no account is open and no slot held."""
+        wrong = [f"ledger: request {name!r} is open" for name in self._accounts]
+        return wrong + [f"ledger: slot {slot} is held by {held.request_id!r}" for slot, held in self._slots.items()]
+
+    def _fail(self, step: int, slot: int, generation: int, what: str) -> None:
+        raise LedgerError(f"step {step}, slot {slot} generation {generation}: {what}", step=step, concerned=[(slot, generation)])

@@ -1,0 +1,210 @@
+"""The engine loop, without a thread: gathers what has come, writes plans, hands out events; and goes on in a new epoch when something fails.
+
+A failure ends the epoch, not the engine: what it concerns is ended with an incident's name, everybody else is admitted again and their streams go on.
+Too many failures end the engine. It knows the driver and a cluster; the engine's thread and the simulator turn it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lockstep.core.outputs import FinishReason, TokenEvent
+from lockstep.core.records import Columns, StepPlan
+from lockstep.core.request import EngineRequest
+from lockstep.errors import DivergenceError, InternalError, LinkError, LockstepError, PeerError, PoisonError, ProvenanceError
+from lockstep.runtime.driver import Driver
+from lockstep.runtime.transport.cluster import Cluster
+
+Sink = Callable[[list[TokenEvent]], None]
+"""Takes the events of one turn, in order, on the loop's thread. It must return at once and never raise."""
+
+_log = logging.getLogger("lockstep.engine")
+
+
+class Dumper(Protocol):
+    """Writes what the recorder has when something fails."""
+
+    def dump(self, *, incident: str, error: LockstepError, unresolved: Sequence[StepPlan], columns: Mapping[int, Columns]) -> Path | None:
+        """Where it was written, or None if it could not be; it never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """most: epochs begun after failures within window_s; one more ends the engine. The first failure after a delivered token is answered at once;
+    further ones wait backoff_s, doubled each time, at most backoff_max_s."""
+
+    most: int = 10
+    window_s: float = 600.0
+    backoff_s: float = 0.1
+    backoff_max_s: float = 5.0
+
+    def delay_s(self, failures_in_a_row: int) -> float:
+        return 0.0 if failures_in_a_row <= 1 else min(self.backoff_max_s, self.backoff_s * 2.0 ** (failures_in_a_row - 2))
+
+
+@dataclass(slots=True)
+class FailureCounts:
+    """For metrics and tests. restarts: epochs begun after a failure. last: what failed last, in words."""
+
+    restarts: int = 0
+    divergences: int = 0
+    provenance_failures: int = 0
+    ended_requests: int = 0
+    last: str = ""
+    last_incident: str = ""
+
+
+class EngineLoop:
+    """make_incident: names for failures. Every submitted request gets exactly one last event."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        cluster: Cluster,
+        *,
+        restarts: RestartPolicy,
+        clock: Callable[[], float],
+        make_incident: Callable[[], str],
+        dumper: Dumper | None = None,
+    ) -> None:
+        self.driver = driver
+        self.cluster = cluster
+        self.counts = FailureCounts()
+        self._restarts = restarts
+        self._clock = clock
+        self._make_incident = make_incident
+        self._dumper = dumper
+        self._sinks: dict[str, tuple[Sink, int]] = {}
+        self._failed_at: deque[float] = deque()
+        self._in_a_row = 0
+        self._begin_at: float | None = None
+
+    @property
+    def recovering(self) -> bool:
+        """A failure has ended an epoch and the next is not ready."""
+        return self._begin_at is not None or not self.cluster.is_ready
+
+    # Requests
+
+    def submit(self, request: EngineRequest, sink: Sink) -> None:
+        if request.request_id in self._sinks:
+            sink([_refusal(request)])
+            return
+        self._sinks[request.request_id] = (sink, 0)
+        self._dispatch(self.driver.submit(request))
+
+    def abort(self, request_id: str) -> None:
+        """Answered at once, before a request of the same name can follow it in."""
+        event = self.driver.abort(request_id)
+        self._dispatch([] if event is None else [event])
+
+    def end_all(self, reason: FinishReason, error: LockstepError | None, also: Sequence[tuple[EngineRequest, Sink]] = ()) -> None:
+        """The last event of every open request, and of those that were never taken."""
+        for request, sink in also:
+            if request.request_id in self._sinks:
+                sink([_refusal(request)])
+            else:
+                self._sinks[request.request_id] = (sink, 0)
+        self._end(list(self._sinks), reason, error)
+
+    # Turns
+
+    def turn(self, timeout_s: float) -> None:
+        """One turn; waits at most timeout_s for something to come. Raises what ends the engine."""
+        now = self._clock()
+        self.driver.tick(now)
+        try:
+            if self._begin_at is not None and now >= self._begin_at:
+                self._begin_at = None
+                self.cluster.begin(self.driver.epoch)
+            if not self.recovering:
+                while (plan := self.driver.next_plan()) is not None:
+                    self.cluster.send(plan)
+            self._take(timeout_s if self._begin_at is None else min(timeout_s, self._begin_at - now))
+        except (PeerError, InternalError) as error:
+            self._recover(error)
+
+    def _take(self, timeout_s: float) -> None:
+        """What came before a failure in the same turn is delivered."""
+        events: list[TokenEvent] = []
+        try:
+            for message in self.cluster.poll(max(0.0, timeout_s)):
+                events += self.driver.receive(message)
+        finally:
+            self._in_a_row = 0 if events else self._in_a_row
+            self._dispatch(events)
+
+    def _recover(self, error: PeerError | InternalError) -> None:
+        now = self._clock()
+        incident = self._make_incident()
+        columns = self.cluster.columns_of(error.step) if isinstance(error, InternalError) and error.step >= 0 else {}
+        concerned: frozenset[str] = frozenset()
+        if isinstance(error, InternalError):
+            error, concerned = self.driver.explain(error, columns)
+        self._count(error, incident)
+        path = None
+        if self._dumper is not None:
+            path = self._dumper.dump(incident=incident, error=error, unresolved=self.driver.unresolved, columns=columns)
+        _log.error("incident %s in epoch %d: %s%s", incident, self.driver.epoch, error, f"; recorded in {path}" if path else "")
+        self._failed_at.append(now)
+        while now - self._failed_at[0] > self._restarts.window_s:
+            self._failed_at.popleft()
+        if len(self._failed_at) > self._restarts.most:
+            raise error
+        poison = self.driver.restart(self.driver.epoch + 1, concerned, strikes=not concerned and not isinstance(error, LinkError))
+        if isinstance(error, InternalError):
+            self._end(sorted(concerned), FinishReason.ERROR, _with_incident(error, incident))
+        self._end(sorted(poison), FinishReason.ERROR, _poisoned(error, incident))
+        self._in_a_row += 1
+        self._begin_at = now + self._restarts.delay_s(self._in_a_row)
+        self.counts.restarts += 1
+
+    def _count(self, error: LockstepError, incident: str) -> None:
+        self.counts.divergences += isinstance(error, DivergenceError)
+        self.counts.provenance_failures += isinstance(error, ProvenanceError)
+        self.counts.last, self.counts.last_incident = str(error), incident
+
+    # Events
+
+    def _end(self, request_ids: Sequence[str], reason: FinishReason, error: LockstepError | None) -> None:
+        ending = [name for name in request_ids if name in self._sinks]
+        self.counts.ended_requests += len(ending) if error is not None else 0
+        self._dispatch([TokenEvent(request_id=name, index=self._sinks[name][1], finish_reason=reason, error=error) for name in ending])
+
+    def _dispatch(self, events: list[TokenEvent]) -> None:
+        """Hand each sink its events of this turn at once; check that no index is skipped or repeated."""
+        by_sink: dict[Sink, list[TokenEvent]] = {}
+        for event in events:
+            sink, delivered = self._sinks[event.request_id]
+            if event.index != delivered:
+                raise InternalError(
+                    f"request {event.request_id!r}: token {delivered} comes next, the driver delivers {event.index}", request_ids=[event.request_id]
+                )
+            if event.finish_reason is None:
+                self._sinks[event.request_id] = (sink, delivered + len(event.token_ids))
+            else:
+                del self._sinks[event.request_id]
+            by_sink.setdefault(sink, []).append(event)
+        for sink, batch in by_sink.items():
+            sink(batch)
+
+
+def _refusal(request: EngineRequest) -> TokenEvent:
+    """Of a request whose name another open one has: the first goes on, the second ends."""
+    error = InternalError(f"request {request.request_id!r} is submitted twice; a name is free again after its last event")
+    return TokenEvent(request_id=request.request_id, index=0, finish_reason=FinishReason.ERROR, error=error)
+
+
+def _with_incident(error: InternalError, incident: str) -> InternalError:
+    """The error as its request's client sees it."""
+    return type(error)(f"incident {incident}: {error}", step=error.step, concerned=error.concerned, request_ids=error.request_ids)
+
+
+def _poisoned(error: LockstepError, incident: str) -> LockstepError:
+    return PoisonError(f"incident {incident}: the engine failed again and again while this request was computed, last with: {error}. Others go on")

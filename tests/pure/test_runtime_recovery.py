@@ -1,0 +1,242 @@
+"""A failure ends an epoch and nobody's answer: streams go on by index with the same tokens; only what the failure concerns is ended."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from core_loop import make_request
+
+from lockstep.core.layout import BatchLayout
+from lockstep.core.outputs import FinishReason, TokenEvent
+from lockstep.core.records import StepPlan
+from lockstep.core.request import EngineRequest
+from lockstep.core.table import SlotTable, TableShape
+from lockstep.errors import DivergenceError, InternalError, LinkError, LogError, PeerError, PoisonError, ProvenanceError, StageLostError
+from lockstep.runtime.loop import EngineLoop, RestartPolicy
+from lockstep.runtime.transport.local import LocalCluster
+from lockstep.sim.oracle import closed_form
+from lockstep.sim.rig import LAYER_COUNT, VOCABULARY, Rig, RigConfig
+
+Fault = Callable[[LocalCluster, int], None]
+
+
+class FaultyCluster(LocalCluster):
+    """fault(cluster, polls so far): whatever it does to the stages, or raises, before each poll."""
+
+    def __init__(self, inner: Rig, fault: Fault) -> None:
+        super().__init__(inner.make_stages)
+        self._fault = fault
+        self._polls = 0
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        if self.is_ready:
+            self._polls += 1
+            try:
+                self._fault(self, self._polls)
+            except (PeerError, InternalError):
+                self._end_epoch()
+                raise
+        return super().poll(0.0)
+
+
+class Run:
+    """An engine loop on the oracle model, turned until nothing is open."""
+
+    def __init__(self, fault: Fault, requests: Sequence[EngineRequest], *, policy: RestartPolicy | None = None, **changes: Any) -> None:
+        self.rig = Rig(RigConfig(**{"stage_count": 3, "block_count": 40, "length_max": 60, "slot_count": 4, **changes}))
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.ends: dict[str, TokenEvent] = {}
+        clock = itertools.count()
+        names = itertools.count()
+        self.loop = EngineLoop(
+            self.rig.driver,
+            FaultyCluster(self.rig, fault),
+            restarts=policy or RestartPolicy(most=100),
+            clock=lambda: float(next(clock)),
+            make_incident=lambda: f"i{next(names)}",
+        )
+        for request in requests:
+            self.loop.submit(request, self._take)
+        for _ in range(3000):
+            if len(self.ends) == len(requests):
+                break
+            self.loop.turn(0.0)
+        for _ in range(10):
+            self.loop.turn(0.0)
+
+    def _take(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            assert event.request_id not in self.ends, event
+            assert event.index == len(self.tokens[event.request_id])
+            self.tokens[event.request_id].extend(event.token_ids)
+            if event.finish_reason is not None:
+                self.ends[event.request_id] = event
+
+    def check_right(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            assert self.tokens[request.request_id] == closed_form(request, layer_count=LAYER_COUNT, vocabulary=VOCABULARY)
+            assert self.ends[request.request_id].finish_reason is FinishReason.LENGTH
+        assert self.rig.driver.audit() == []
+        cluster = self.loop.cluster
+        assert isinstance(cluster, LocalCluster)
+        assert cluster.audit() == []
+
+
+def some_requests(count: int = 6) -> list[EngineRequest]:
+    return [make_request(f"r{i}", [i + 1, 2, 3, 4, 5 + i, 6][: 3 + i % 4], 12 + i) for i in range(count)]
+
+
+def at(polls: Sequence[int], error: Callable[[], Exception]) -> Fault:
+    def fault(_cluster: LocalCluster, count: int) -> None:
+        if count in polls:
+            raise error()
+
+    return fault
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("error", [StageLostError("stage 1 has ended"), LinkError("a gap"), LogError("no slot is named")])
+def test_streams_go_on_by_index_with_the_same_tokens(error: Exception, asynchronous: bool) -> None:
+    """DESIGN.md "Recovery": none lost, none repeated; the sink checks each index."""
+    requests = some_requests()
+    run = Run(at([3, 9, 20, 31], lambda: error), requests, asynchronous=asynchronous)
+    run.check_right(requests)
+    assert run.loop.counts.restarts == 4
+    assert run.rig.driver.epoch == 4
+
+
+def test_failure_before_anything_ran_and_again_at_once_ends_nobody() -> None:
+    requests = some_requests()
+    Run(at([1, 2], lambda: StageLostError("stage 0 has ended")), requests).check_right(requests)
+
+
+def test_one_restart_too_many_ends_the_engine_with_the_failure() -> None:
+    with pytest.raises(StageLostError, match="stage 1"):
+        Run(at([2, 4, 6], lambda: StageLostError("stage 1 has ended")), some_requests(), policy=RestartPolicy(most=2))
+
+
+def test_restarts_long_ago_do_not_count() -> None:
+    requests = some_requests()
+    Run(at([2, 12, 22, 32], lambda: StageLostError("x")), requests, policy=RestartPolicy(most=1, window_s=5.0)).check_right(requests)
+
+
+@pytest.mark.parametrize(("in_a_row", "delay_s"), [(1, 0.0), (2, 0.1), (3, 0.2), (4, 0.4), (30, 5.0)])
+def test_failures_without_a_token_between_wait_longer(in_a_row: int, delay_s: float) -> None:
+    assert RestartPolicy().delay_s(in_a_row) == pytest.approx(delay_s)
+
+
+def crash_on(name: str, requests: Sequence[EngineRequest], known: int) -> Fault:
+    """The stages die whenever that request is computed with at least so many known tokens. It is found by its seed."""
+    seed = next(request.seed for request in requests if request.request_id == name)
+
+    def fault(cluster: LocalCluster, _count: int) -> None:
+        for stage in cluster.stages:
+            table: SlotTable = stage.table
+            held = [s for s in table.held_slots() if table.columns["seed"][s] == np.uint64(seed) and table.columns["known"][s] >= known]
+            if any(table.columns["pending"][s] >= 0 for s in held):
+                raise StageLostError(f"stage {stage.index} has ended")
+
+    return fault
+
+
+@pytest.mark.parametrize("known", [1, 8])
+def test_request_that_kills_its_stage_is_ended_and_no_innocent_is(known: int) -> None:
+    """PROTOCOL.md 22."""
+    requests = [make_request(f"r{i}", [i + 1, 2, 3], 12, seed=i) for i in range(7)]
+    run = Run(crash_on("r2", requests, known), requests)
+    innocent = [request for request in requests if request.request_id != "r2"]
+    run.check_right(innocent)
+    assert run.ends["r2"].finish_reason is FinishReason.ERROR
+    assert isinstance(run.ends["r2"].error, PoisonError)
+    assert run.loop.counts.restarts == 3
+    assert run.tokens["r2"] == closed_form(requests[2], layer_count=LAYER_COUNT, vocabulary=VOCABULARY)[: len(run.tokens["r2"])]
+
+
+def test_strikes_are_forgotten_once_a_request_is_past_where_it_was() -> None:
+    """Stages that die for reasons of their own, with tokens in between, end nobody however often."""
+    requests = some_requests(3)
+    run = Run(at(range(10, 200, 12), lambda: StageLostError("stage 2 has ended")), requests)
+    run.check_right(requests)
+    assert run.loop.counts.restarts >= 3
+
+
+# What concerns one request ends that one
+
+
+def change(name: str, slot: int, value: int, stage: int) -> Fault:
+    def fault(cluster: LocalCluster, count: int) -> None:
+        table = cluster.stages[stage].table
+        if count == 8:
+            array = {"tokens": table.tokens, "blocks": table.blocks[0]}.get(name)
+            if array is None:
+                table.columns[name][slot] = value
+            else:
+                array[slot, 0] = value
+
+    return fault
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(("column", "value"), [("seed", 77), ("length_cap", 59), ("blocks", 39), ("top_k", 3), ("known", 2), ("prompt_length", 9)])
+def test_changed_column_of_one_stage_ends_that_request_and_no_other(column: str, value: int, stage: int) -> None:
+    requests = some_requests()
+    run = Run(change(column, 1, value, stage), requests, prefix_caching=False)
+    ended = [name for name, event in run.ends.items() if event.finish_reason is FinishReason.ERROR]
+    assert len(ended) == 1, run.ends
+    error = run.ends[ended[0]].error
+    assert isinstance(error, InternalError)
+    assert "incident i0" in str(error)
+    assert "slot 1" in str(error) or [slot for slot, _ in error.concerned] == [1]
+    whole = closed_form(next(r for r in requests if r.request_id == ended[0]), layer_count=LAYER_COUNT, vocabulary=VOCABULARY)
+    assert run.tokens[ended[0]] == whole[: len(run.tokens[ended[0]])]
+    run.check_right([request for request in requests if request.request_id not in ended])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_divergence_names_step_slot_column_and_both_values(stage: int) -> None:
+    run = Run(change("seed", 1, 77, stage), some_requests())
+    (error,) = [event.error for event in run.ends.values() if event.error is not None]
+    assert isinstance(error, DivergenceError)
+    assert "layout.sampling.seed" in str(error)
+    assert "77" in str(error)
+    assert run.loop.counts.divergences == 1
+
+
+def test_kv_of_another_owner_ends_that_request_and_no_other() -> None:
+    requests = some_requests()
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 8:
+            stage = cluster.stages[1]
+            block = stage.table.blocks[0, 1, 0]
+            stage._provenance[0].tags[block] += np.uint64(1)
+            stage._provenance[0].block_tags[block] += np.uint64(1)
+
+    run = Run(fault, requests)
+    ended = {name: event.error for name, event in run.ends.items() if event.error is not None}
+    assert [type(error) for error in ended.values()] == [ProvenanceError]
+    assert run.loop.counts.provenance_failures == 1
+    run.check_right([request for request in requests if request.request_id not in ended])
+
+
+def test_wrong_rule_that_all_replicas_share_is_seen_by_the_ledger() -> None:
+    """Digests agree; the ledger's own account does not."""
+
+    class EndsEarly(SlotTable):
+        def resolve(self, plan: StepPlan) -> BatchLayout:
+            layout = super().resolve(plan)
+            layout.length_cap[:] -= 1
+            return layout
+
+    def make_table(shape: TableShape, _replica: int) -> SlotTable:
+        return EndsEarly(shape)
+
+    rig = Rig(RigConfig(), make_table=make_table)
+    rig.submit(make_request("r", [1, 2, 3], 6))
+    with pytest.raises(InternalError, match="finish 2 came, 0 is right"):
+        rig.run()
