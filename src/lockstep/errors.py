@@ -29,10 +29,12 @@ from collections.abc import Sequence
 
 
 class LockstepError(Exception):
-    """Root of the tree. `http_status` is the status that an HTTP edge should answer with; `code` is a short stable name."""
+    """Root of the tree. `http_status` is the status that an HTTP edge should answer with; `code` is a short stable name. step: of the log, where
+    that is known, else -1."""
 
     http_status: int = 500
     code: str = "internal_error"
+    step: int = -1
 
 
 class CallerError(LockstepError):
@@ -109,7 +111,7 @@ class CapacityError(LockstepError):
 class InternalError(LockstepError):
     """A mistake of Lockstep's own. It is never answered with wrong tokens.
 
-    step: of the log, -1 if none. concerned: (slot, generation) of the requests whose state is wrong; request_ids: the same where they are known by
+    concerned: (slot, generation) of the requests whose state is wrong; request_ids: the same where they are known by
     name. Both are empty if it cannot be told.
     """
 

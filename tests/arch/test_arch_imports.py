@@ -44,7 +44,10 @@ TABLE: dict[str, Allowance] = {
     ),
     "verify": Allowance(("launch", "runtime", "models", "core", "config", "errors"), ("numpy",)),
     "llm": Allowance(("launch", "runtime", "text", "core", "config", "errors")),
-    "cli": Allowance(("launch", "llm", "verify", "sim", "server.settings", "core.params", "config", "errors"), ("yaml", "rich", "uvloop")),
+    "cli": Allowance(
+        ("launch", "llm", "verify", "sim", "server.settings", "core.params", "runtime.recording", "runtime.retrace", "config", "errors"),
+        ("yaml", "rich", "uvloop"),
+    ),
 }
 """The package itself is ''. `launch` is the composition root."""
 

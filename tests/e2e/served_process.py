@@ -5,6 +5,7 @@ Knows command lines, process ids and pages; does not know what is served.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -67,23 +68,35 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class ServedProcess:
-    """stages: the processes of its stages, in their order."""
+    """stages: the processes of its stages as they were at first, in their order."""
 
     process: subprocess.Popen[str]
     said: Said
     url: str
     stages: tuple[psutil.Process, ...]
 
+    def stages_now(self) -> list[psutil.Process]:
+        """The processes of its stages: those that are lost and not yet started again are missing."""
+        return stage_processes(self.process.pid)
+
+    def page(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and page at another path."""
+        answer = httpx2.get(self.url + path, timeout=PATIENCE_S)
+        return answer.status_code, answer.json()
+
     def health(self) -> tuple[int, dict[str, Any]]:
         """Status and page."""
-        answer = httpx2.get(self.url + "/health", timeout=PATIENCE_S)
-        return answer.status_code, answer.json()
+        return self.page("/health")
 
     def seconds_until_health(self, condition: Callable[[int, dict[str, Any]], bool]) -> float:
         """How long it takes until /health satisfies the condition."""
+        return self.seconds_until(lambda: condition(*self.health()))
+
+    def seconds_until(self, condition: Callable[[], bool]) -> float:
+        """How long it takes until the condition holds."""
         start = time.monotonic()
-        while not condition(*(seen := self.health())):
-            assert time.monotonic() - start < PATIENCE_S, f"the last page was {seen}; the server said:\n{self.said.text}"
+        while not condition():
+            assert time.monotonic() - start < PATIENCE_S, f"the last page was {self.health()}; the server said:\n{self.said.text}"
         return time.monotonic() - start
 
 
@@ -101,8 +114,8 @@ def served(*flags: str) -> Iterator[ServedProcess]:
             stages = stage_processes(process.pid)
             yield ServedProcess(process, said, url, tuple(stages))
         finally:
-            stages = stages or (stage_processes(process.pid) if process.poll() is None else ())
-            for left in (*stages, process):
+            now = stage_processes(process.pid) if process.poll() is None else ()
+            for left in (*stages, *now, process):
                 if is_alive(left.pid):
                     left.kill()
             process.wait(PATIENCE_S)
@@ -113,9 +126,10 @@ def stage_processes(parent: int) -> list[psutil.Process]:
     """The stages that `parent` started, by index."""
     found: dict[int, psutil.Process] = {}
     for child in psutil.Process(parent).children():
-        command = child.cmdline()
-        if "lockstep.launch" in command:
-            found[int(command[-2])] = child
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = child.cmdline()
+            if "lockstep.launch" in command:
+                found[int(command[-2])] = child
     return [found[index] for index in sorted(found)]
 
 

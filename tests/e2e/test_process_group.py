@@ -31,7 +31,9 @@ def test_a_server_that_is_stopped_and_continued_as_a_whole_goes_on() -> None:
         for pid in everything:
             os.kill(pid, signal.SIGCONT)
         assert ask(server.url, 8) == (200, before)
-        assert server.health()[0] == 200
+        status, page = server.health()
+        assert (status, page["restarts"]) == (200, 0)
+        assert [stage.pid for stage in server.stages_now()] == everything[1:]
 
 
 def test_sigterm_to_server_and_stages_drains_open_requests_and_exits_with_0() -> None:

@@ -130,7 +130,7 @@ class Stages:
     def __init__(self, count: int = 2) -> None:
         self.now = 0.0
         self.watch = Watch(count, TIMEOUTS, self.now)
-        self.steps = {index: (0, "plan 0 from the driver") for index in range(count)}
+        self.steps = dict.fromkeys(range(count), (0, "plan 0 from the driver"))
         self.silent: set[int] = set()
         self.unready: list[int] = []
         self.seen: Any = None

@@ -55,7 +55,7 @@ class SlotTableAgainstTwin(RuleBasedStateMachine):
     @rule(data=st.data())
     def plan(self, data: st.DataObject) -> None:
         """Release, admit, start imports, give blocks, compute: any of them, to any slot."""
-        releases = [(slot, one["generation"]) for slot, one in self.held() if data.draw(st.integers(0, 3)) == 0]
+        releases = [(slot, one["generation"]) for slot, one in self.held() if data.draw(st.integers(0, 5)) == 5]
         for slot, _ in releases:
             self.twin[slot] = None
         admits = [self._admission(data, slot) for slot in range(SLOTS) if self.twin[slot] is None and data.draw(st.booleans())]
@@ -72,8 +72,8 @@ class SlotTableAgainstTwin(RuleBasedStateMachine):
 
     def _admission(self, data: st.DataObject, slot: int) -> Admission:
         self.generation += 1
-        tokens = data.draw(st.lists(tokens_of, min_size=1, max_size=7))
-        cap, importing = data.draw(st.integers(len(tokens) + 1, LENGTH)), data.draw(st.integers(0, 4)) == 0
+        tokens = data.draw(st.lists(tokens_of, min_size=1, max_size=5))
+        cap, importing = data.draw(st.sampled_from([LENGTH, len(tokens) + 1, LENGTH - 1, LENGTH])), data.draw(st.integers(0, 4)) == 4
         computed, salt = 0 if importing else data.draw(st.integers(0, len(tokens) - 1)), data.draw(st.sampled_from([0, 5]))
         self.twin[slot] = {
             "generation": self.generation,
@@ -93,8 +93,8 @@ class SlotTableAgainstTwin(RuleBasedStateMachine):
     def _rows(self, data: st.DataObject) -> tuple[list[Row], list[tuple[int, list[int]]]]:
         rows, blocks = [], []
         for slot, one in self.held():
-            if one["pending"] is None and not one["importing"] and data.draw(st.booleans()):
-                budget = data.draw(st.integers(1, 6))
+            if one["pending"] is None and not one["importing"] and data.draw(st.integers(0, 3)) < 3:
+                budget = data.draw(st.sampled_from([6, 2, 1, 6]))
                 end = one["computed"] + self.count(one, budget)
                 fresh = [data.draw(st.integers(0, 99)) for _ in range(-(-end // BLOCK_SIZE) - len(one["blocks"]))]
                 if fresh:
@@ -154,8 +154,14 @@ class SlotTableAgainstTwin(RuleBasedStateMachine):
             return Answer(slot, generation, data.draw(st.lists(tokens_of, min_size=1, max_size=4)), data.draw(st.integers(0, 2)))
         room = one["cap"] - len(one["tokens"])
         tokens = data.draw(st.lists(tokens_of, min_size=1, max_size=min(one["pending"][1], room)))
-        finish = 2 if len(tokens) == room else data.draw(st.sampled_from([0, 0, 1]))
-        return Answer(slot, generation, tokens, finish, [] if finish else data.draw(st.lists(tokens_of, max_size=DRAFTS)))
+        finish = 2 if len(tokens) == room else data.draw(st.sampled_from([0, 0, 0, 1]))
+        return Answer(
+            slot,
+            generation,
+            tokens,
+            finish,
+            [] if finish else data.draw(st.lists(tokens_of, max_size=DRAFTS, min_size=data.draw(st.sampled_from([2, 0])))),
+        )
 
     @rule(data=st.data())
     def result(self, data: st.DataObject) -> None:
@@ -212,5 +218,5 @@ class SlotTableAgainstTwin(RuleBasedStateMachine):
             )
 
 
-SlotTableAgainstTwin.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, derandomize=True, print_blob=True)
+SlotTableAgainstTwin.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None, derandomize=True, print_blob=True)
 TestSlotTableAgainstTwin = SlotTableAgainstTwin.TestCase

@@ -1,6 +1,7 @@
 """`lockstep`: picks the command, and turns errors into one line and an exit status.
 
-Exit status: 0 done; 1 the thing asked for failed (an engine stopped, `verify` found a mismatch); 2 the caller's mistake; 130 interrupted.
+Exit status: 0 done; 1 the thing asked for failed (an engine stopped, `verify` found a mismatch); 2 the caller's mistake;
+3 `replay` found a difference; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lockstep import __version__
-from lockstep.cli import generate, serve, verify
+from lockstep.cli import generate, replay, serve, verify
 from lockstep.cli.flags import expand_config_file, refuse_unsupported
 from lockstep.errors import CallerError, LockstepError
 
@@ -40,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (serve, generate, verify):
+    for module in (serve, generate, verify, replay):
         module.add_command(commands)
     return parser
 

@@ -86,6 +86,7 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _difference(column: str, index: tuple[int, ...], a: Any, b: Any, ours: Columns, theirs: Columns) -> Difference:
+    assert a is not None or b is not None, f"{column} is on neither side"
     mine, other = _contents(ours), _contents(theirs)
     slots = sorted(owner for owner in mine.keys() | other.keys() if mine.get(owner) != other.get(owner))
     owner, position = NOBODY, -1
@@ -155,7 +156,9 @@ class _Owners:
         array, (prefix, _, last) = self._columns[name], name.rpartition(".")
         count = len(array) - 1 if last in ("starts", "row_starts", "sample_starts") else len(array)
         owners = self._layout(name) if name.startswith("layout.") else self._record(prefix, name)
-        return [*owners[:count], *[NOBODY] * (count - len(owners))]
+        owners = [*owners[:count], *[NOBODY] * (count - len(owners))]
+        assert len(owners) == max(0, count), f"{name} has {count} entries, {len(owners)} owners"
+        return owners
 
     def _record(self, prefix: str, name: str) -> list[Owner]:
         part = prefix if f"{prefix}.slots" in self._columns else prefix.rpartition(".")[0]

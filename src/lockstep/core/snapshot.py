@@ -42,8 +42,11 @@ def snapshot(table: SlotTable) -> TableSnapshot:
     """The table's state now; shares no memory with it."""
     slots = np.flatnonzero(table.columns["generation"] != FREE).astype(np.int32)
     held = slots.tolist()
+    assert table.applied <= table.next_step, f"{table.applied} results of {table.next_step} plans"
     known, drafts = (table.columns[name][slots].tolist() for name in ("known", "draft_count"))
     counts = table.block_counts[:, slots].tolist()
+    assert all(0 < count <= table.shape.length_max for count in known), f"slots {held} know {known} tokens"
+    assert all(0 <= count <= table.shape.drafts_max for count in drafts), f"slots {held} have {drafts} drafts"
     tokens = Ragged.of([table.tokens[slot, :count] for slot, count in zip(held, known, strict=True)])
     return TableSnapshot(
         next_step=table.next_step,
@@ -65,9 +68,11 @@ def restore(shape: TableShape, taken: TableSnapshot) -> SlotTable:
     """A table that goes on from the snapshot. Raises LogError for one that no table of this shape can have left."""
     _check(shape, taken)
     table = SlotTable(shape)
+    assert not table.held_slots(), f"a new table holds slots {table.held_slots()}"
     table.next_step, table.applied = taken.next_step, taken.applied
     for name, values in taken.columns.items():
         table.columns[name][taken.slots] = values
+    assert table.held_slots() == taken.slots.tolist(), f"slots {table.held_slots()} are held, the snapshot says {taken.slots}"
     for i, slot in enumerate(taken.slots.tolist()):
         tokens, drafts = taken.tokens.row(i), taken.drafts.row(i)
         marks = taken.marks[taken.tokens.starts[i] : taken.tokens.starts[i + 1]]

@@ -18,6 +18,7 @@ from lockstep.core.scheduler import Scheduler, SchedulerConfig
 from lockstep.core.table import SlotTable
 from lockstep.errors import LockstepError
 from lockstep.launch.model import ResolvedModel, resolve_model
+from lockstep.launch.recordings import make_recording_folder
 from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, table_shape
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
@@ -89,11 +90,12 @@ def _start(
     identity: str,
     on_failure: Callable[[LockstepError], None] | None,
 ) -> RunningEngine:
-    shape = table_shape(config, model)
+    shape, recordings = table_shape(config, model), make_recording_folder(config, identity)
     driver = Driver(
         Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)),
         lambda: SlotTable(shape),
         config.pipeline_parallel_size,
+        recorder=None if recordings is None else recordings.recorder,
         checks=config.runtime_checks,
         clock=time.perf_counter,
     )
@@ -104,7 +106,7 @@ def _start(
     return RunningEngine(
         config=config,
         model=model,
-        engine=Engine(driver, cluster, queue_max=config.queue_max, restarts=restarts, on_failure=on_failure),
+        engine=Engine(driver, cluster, queue_max=config.queue_max, restarts=restarts, dumper=recordings, on_failure=on_failure),
         cluster=cluster,
         factory=RequestFactory(limits, SeedSource(config.seed)),
         fingerprint=identity,

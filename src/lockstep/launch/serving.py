@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from lockstep.config import EngineConfig
 from lockstep.errors import LockstepError
 from lockstep.launch.engine import launch_engine
+from lockstep.launch.metrics import engine_counts
 from lockstep.launch.model import load_tokenizer, resolve_model
 from lockstep.runtime.client import AsyncClient
 from lockstep.server.app import create_app
 from lockstep.server.protocol import EngineStatus
 from lockstep.server.serving import check_address, serve
 from lockstep.server.settings import ServerSettings
+from lockstep.telemetry.metrics import metrics_text
 
 FAILED_S = 5.0
 """After an engine failure the server answers 503 for this long, so that probes and clients learn why, and then exits."""
@@ -67,7 +69,11 @@ async def run_server(config: EngineConfig, settings: ServerSettings, address: Ad
     watch = asyncio.create_task(_stop_after_failure(failed, stop))
     try:
         client = ServedClient(running.engine, running.factory, running.fingerprint)
-        app = create_app(client, tokenizer, settings)
+
+        def scrape() -> tuple[str, bytes]:
+            return metrics_text(engine_counts(running), model_name=settings.served_model_names[0])
+
+        app = create_app(client, tokenizer, settings, scrape=scrape)
         await serve(
             app,
             host=address.host,

@@ -141,8 +141,11 @@ class EngineLoop:
             self._dispatch(events)
 
     def _recover(self, error: PeerError | InternalError) -> None:
+        """A failure that names no step is of the oldest one without a result."""
         now = self._clock()
         incident = self._make_incident()
+        if error.step < 0 and self.driver.waits:
+            error.step = self.driver.unresolved[0].step
         columns = self.cluster.columns_of(error.step) if isinstance(error, InternalError) and error.step >= 0 else {}
         concerned: frozenset[str] = frozenset()
         if isinstance(error, InternalError):

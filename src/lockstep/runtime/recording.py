@@ -6,6 +6,7 @@ and read and what it holds; not how it comes about (`recorder`) nor how it is re
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zlib
@@ -28,6 +29,9 @@ SUFFIX = ".lockstep"
 
 UNPACKED_BYTES_MAX = 2 << 30
 """A file that unpacks to more is refused, whatever it says of itself."""
+
+_SHAPE_MAX = 1 << 40
+"""Product of a table's sizes; above it a file speaks of a table that no memory holds."""
 
 _MAGIC = b"lockstep recording "
 _FRAME = struct.Struct("<BIQ")
@@ -66,7 +70,8 @@ class Start:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One step: its plan, the result that answered it with every rank's digest, and the driver's own digest. Without tokens these digests are keyed
-    hashes of the true ones, equal where those are. replayed: what the digest of a replay of this file must be after the step, None if there is none."""
+    hashes of the true ones, equal where those are. replayed: what the digest of a replay of this file must be after the step, None if it ended before
+    that."""
 
     plan: StepPlan
     result: StepResult
@@ -129,7 +134,7 @@ def read(path: Path) -> Recording:
         data = path.read_bytes()
     except OSError as error:
         raise CallerError(f"{path}: {error.strerror}; name a recording that an engine has written, *{SUFFIX}") from None
-    line, _, packed = data[:64].partition(b"\n")
+    line = data[:64].partition(b"\n")[0]
     if not line.startswith(_MAGIC):
         raise CallerError(f"{path} is not a recording: it should begin with {_MAGIC.decode()!r} and begins with {data[: len(_MAGIC)]!r}")
     if line != _MAGIC + str(VERSION).encode():
@@ -182,5 +187,9 @@ def _assemble(frames: Sequence[Any]) -> Recording:
     columns = frames[rests[0] + 1 :]
     if (count, len(columns)) != (rest.entry_count, rest.column_count):
         raise ValueError(f"it should hold {rest.entry_count} entries and {rest.column_count} columns, and holds {count} and {len(columns)}")
+    shape = frames[0].shape
+    sizes = (shape.slot_count, shape.length_max, shape.block_size, shape.group_count, shape.drafts_max + 1)
+    if min(sizes) < 1 or math.prod(sizes) > _SHAPE_MAX:
+        raise ValueError(f"no engine has a table of {shape}")
     entries = frames[2 : 2 + count]
     return Recording(head=frames[0], start=frames[1], entries=tuple(entries), unresolved=rest.plans, columns=tuple(columns))

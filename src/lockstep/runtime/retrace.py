@@ -151,8 +151,8 @@ def rank_name(rank: int) -> str:
 
 
 def compare(ours: Recording, theirs: Recording) -> Retrace:
-    """The first step at which two recordings of one log differ: plan, result, digests, and columns of the same rank. Values made of tokens are compared
-    only if both hold the true ones. Raises CallerError if they have no step in common."""
+    """The first step at which two recordings of one log differ: plan, result, digests, and columns of the same rank. Values made of tokens are
+    compared only if both hold the true ones. Raises CallerError if they have no step in common."""
     plans = _plans(ours), _plans(theirs)
     steps = sorted(plans[0].keys() & plans[1].keys())
     if not steps:

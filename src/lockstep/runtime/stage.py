@@ -63,7 +63,7 @@ def results_expected(stage_count: int, is_last: bool) -> int:
 
 class Stage:
     """Stage `index` of `count` in epoch `epoch`; a new epoch is a new Stage. provenance: one a KV group. layers, kv: for the hand-over of KV between
-    engines; without kv it takes no part in any. checks: False leaves out digests and provenance, to measure what they cost. clock: seconds, to
+    engines; without kv it takes no part in any. accept: what the last stage decides by; tests loosen it. checks: False leaves out digests and provenance, to measure what they cost. clock: seconds, to
     time the checks; without one they are not timed."""
 
     def __init__(
@@ -77,6 +77,7 @@ class Stage:
         executor: Executor,
         layers: range = range(0),
         kv: KVAccess | None = None,
+        accept: Callable[..., StepResult] = accept,
         checks: bool = True,
         clock: Callable[[], float] = no_clock,
     ) -> None:
@@ -89,6 +90,7 @@ class Stage:
         self._provenance = provenance if checks else ()
         self._provenance_seconds = 0.0
         self._executor = executor
+        self._accept = accept
         self._handover = None
         if kv is not None:
             self._handover = Handover(stage=index, epoch=epoch, layers=layers, table=table, provenance=provenance, kv=kv)
@@ -196,7 +198,7 @@ class Stage:
             self._provenance_seconds += self._clock()
         if not isinstance(output, Sampled):
             return [Send(destination=self.index + 1, message=Activations(epoch=self.epoch, step=layout.step, digests=digests, tensors=output))]
-        result = accept(layout, output.tokens, epoch=self.epoch, digests=digests, logprobs=output.logprobs, drafts=output.drafts)
+        result = self._accept(layout, output.tokens, epoch=self.epoch, digests=digests, logprobs=output.logprobs, drafts=output.drafts)
         self._replica.offer(result)
         return [Send(destination=destination, message=result) for destination in (DRIVER, *range(self.count - 1))]
 

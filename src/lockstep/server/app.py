@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,9 +25,20 @@ from lockstep.server.settings import ServerSettings
 from lockstep.server.tokenization import answer_detokenize, answer_tokenize
 from lockstep.text.tokenizer import Tokenizer
 
+Scrape = Callable[[], tuple[str, bytes]]
+"""Content type and body of /metrics."""
 
-def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings, *, extra_routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """The HTTP application over `client`. extra_routes: pages of others, such as /metrics. `app.state.admission` is what `serve` drains and stops."""
+
+def create_app(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    settings: ServerSettings,
+    *,
+    scrape: Scrape | None = None,
+    extra_routes: Sequence[BaseRoute] = (),
+) -> Starlette:
+    """The HTTP application over `client`. scrape: answers /metrics, which is not there without it. extra_routes: pages of others.
+    `app.state.admission` is what `serve` drains and stops."""
     admission = Admission(settings.requests_max)
     context = ServerContext(client=client, tokenizer=tokenizer, settings=settings, admission=admission, created_s=int(time.time()))
 
@@ -46,12 +57,21 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
         route("/ready", answer_ready, "GET"),
         route("/version", answer_version, "GET"),
         route("/", answer_root, "GET"),
+        *([] if scrape is None else [_metrics_route(scrape)]),
         *extra_routes,
     ]
     app = Starlette(routes=routes, middleware=_middleware(settings), exception_handlers={HTTPException: _answer_http_exception})
     app.router.redirect_slashes = False
     app.state.admission = admission
     return app
+
+
+def _metrics_route(scrape: Scrape) -> Route:
+    async def answer(request: Request) -> Response:
+        content_type, page = scrape()
+        return Response(page, headers={"content-type": content_type})
+
+    return Route("/metrics", answer, methods=["GET"])
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:

@@ -8,10 +8,12 @@ token list alone: no blocks, no chunks, no batch, no stages.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.core.digest import mix64, mix64_array
 from lockstep.core.layout import BatchLayout
@@ -51,27 +53,42 @@ class _Filters:
         return value % vocabulary
 
 
-class OracleExecutor:
-    """Layers `layers` of a model of hashes, on a pool of block_count blocks. Activations are uint64 words, sent as pairs of float32 bit patterns."""
+Draft = Callable[[int, int], Sequence[int]]
+"""(seed of a request, position of its next token) -> what is proposed from there on. A request is found by its seed, which no rule touches."""
 
-    def __init__(self, *, layers: range, first: bool, last: bool, block_count: int, block_size: int, vocabulary: int) -> None:
+
+class OracleExecutor:
+    """Layers `layers` of a model of hashes, on a pool of block_count blocks. Activations are uint64 words, sent as pairs of float32 bit patterns.
+    draft: proposes on the last stage; None proposes nothing. It serves and takes KV too (`runtime.handover.KVAccess`)."""
+
+    def __init__(
+        self, *, layers: range, first: bool, last: bool, block_count: int, block_size: int, vocabulary: int, draft: Draft | None = None
+    ) -> None:
         self._layers = layers
         self._first = first
         self._last = last
         self._block_size = block_size
         self._vocabulary = vocabulary
+        self._draft = draft
         self.kv = np.zeros((len(layers), block_count, block_size), np.uint64)
 
     def execute(self, layout: BatchLayout, tensors: Mapping[str, F32]) -> Mapping[str, F32] | Sampled:
         hidden = _embed(layout.token_ids, layout.positions) if self._first else tensors["hidden"].copy().view(np.uint64).reshape(-1)
-        table = layout.block_tables[0]
         row = layout.row_of_token()
-        blocks, offsets = table[row, layout.positions // self._block_size], layout.positions % self._block_size
+        blocks, offsets = self._addresses(layout, row, layout.positions)
+        read = _Read.of(layout, row)
+        read_blocks, read_offsets = self._addresses(layout, read.row, read.positions)
         for i, layer in enumerate(self._layers):
             self.kv[i, blocks, offsets] = _key(layer, hidden, layout.positions)
-            hidden = mix64_array(hidden + self._attend(self.kv[i], layout, row))
+            hidden = mix64_array(hidden + read.sums(self.kv[i, read_blocks, read_offsets]))
         if not self._last:
             return {"hidden": hidden.view(np.float32).reshape(-1, 2)}
+        return self._sample(layout, hidden)
+
+    def _addresses(self, layout: BatchLayout, row: I32, positions: I32) -> tuple[I32, I32]:
+        return layout.block_tables[0][row, positions // self._block_size], positions % self._block_size
+
+    def _sample(self, layout: BatchLayout, hidden: U64) -> Sampled:
         s = layout.sampling
         picked = hidden[s.index].tolist()
         drawn = [
@@ -80,34 +97,80 @@ class OracleExecutor:
             ).draw(picked[i], int(s.position[i]), self._vocabulary)
             for i in range(len(picked))
         ]
-        return Sampled(tokens=np.array(drawn, np.int32))
+        drafts = () if self._draft is None else self._propose(layout, drawn, self._draft)
+        return Sampled(tokens=np.array(drawn, np.int32), drafts=drafts)
 
-    def _attend(self, kv: U64, layout: BatchLayout, row: I32) -> U64:
-        sums = np.zeros(layout.token_count, np.uint64)
-        for r in range(layout.row_count):
-            end = int(layout.start[r] + layout.count[r])
-            positions = np.arange(end)
-            read = kv[layout.block_tables[0][r][positions // self._block_size], positions % self._block_size]
-            sums[row == r] = np.cumsum(mix64_array(read + positions.astype(np.uint64)), dtype=np.uint64)[layout.start[r] :]
-        return sums
+    @staticmethod
+    def _propose(layout: BatchLayout, drawn: Sequence[int], draft: Draft) -> Sequence[Sequence[int]]:
+        """From behind the accepted run of each sampling row on."""
+        proposals = []
+        for i in range(len(layout.sample_row)):
+            first = int(layout.sample_starts[i])
+            run = 1
+            for proposed, token in zip(layout.draft_ids.row(i).tolist(), drawn[first:], strict=False):
+                if proposed != token:
+                    break
+                run += 1
+            proposals.append(draft(int(layout.sampling.seed[first]), int(layout.sampling.position[first]) + run))
+        return proposals
+
+    # Hand-over of KV
+
+    def read_kv(self, layers: range, blocks: Sequence[I32], count: int) -> Mapping[str, NDArray[Any]]:
+        own = slice(layers.start - self._layers.start, layers.stop - self._layers.start)
+        return {"keys": self.kv[own, blocks[0]].reshape(len(layers), -1)[:, :count].copy()}
+
+    def write_kv(self, layers: range, blocks: Sequence[I32], count: int, values: Mapping[str, NDArray[Any]]) -> None:
+        if values["keys"].shape != (len(layers), count):
+            raise ValueError(f"keys of shape {values['keys'].shape} came for {len(layers)} layers and {count} positions")
+        own = slice(layers.start - self._layers.start, layers.stop - self._layers.start)
+        position = np.arange(count)
+        self.kv[own, blocks[0][position // self._block_size], position % self._block_size] = values["keys"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """Positions 0 .. end of every row of a layout, one row after the other. wanted: where among them the step's tokens stand; base: the place before
+    their row's first, -1 if there is none."""
+
+    row: I32
+    positions: I32
+    wanted: I32
+    base: I32
+
+    @staticmethod
+    def of(layout: BatchLayout, row: I32) -> _Read:
+        ends = layout.start + layout.count
+        firsts = np.cumsum(ends) - ends
+        rows = np.repeat(np.arange(len(ends)), ends)
+        return _Read(
+            row=rows,
+            positions=np.arange(len(rows)) - firsts[rows],
+            wanted=firsts[row] + layout.positions,
+            base=firsts[row] - 1,
+        )
+
+    def sums(self, read: U64) -> U64:
+        """read [positions]: what stands there. Of each of the step's tokens: the sum over all positions up to its own."""
+        sums = np.cumsum(mix64_array(read + self.positions.astype(np.uint64)), dtype=np.uint64)
+        return sums[self.wanted] - np.where(self.base >= 0, sums[self.base], np.uint64(0))
 
 
 def closed_form(request: EngineRequest, *, layer_count: int, vocabulary: int) -> list[int]:
     """The output tokens of a request, stops and length cap applied, from its tokens alone. Shares no state logic with the engine."""
     tokens = list(request.prompt.tolist())
     filters = _Filters(seed=request.seed, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p)
+    of_layer = [mix64(layer + 1) for layer in range(layer_count)]
     sums = [0] * layer_count
     hidden = 0
-    mask = (1 << 64) - 1
     position = 0
     while True:
         while position < len(tokens):
-            word = int(_embed(np.array([tokens[position]], np.int32), np.array([position], np.int32))[0])
-            at = np.array([position], np.int32)
+            word = mix64(tokens[position] * 0x1000003 + position + int(_PHI))
             for layer in range(layer_count):
-                key = int(_key(layer, np.array([word], np.uint64), at)[0])
-                sums[layer] = (sums[layer] + mix64((key + position) & mask)) & mask
-                word = mix64((word + sums[layer]) & mask)
+                key = mix64(word ^ mix64(position + of_layer[layer]))
+                sums[layer] += mix64(key + position)
+                word = mix64(word + sums[layer])
             hidden = word
             position += 1
         token = filters.draw(hidden, position, vocabulary)

@@ -1,4 +1,4 @@
-"""The parts of which a rig or a transcript is made, so that a mutant can take the place of one."""
+"""The parts of which a rig, a transcript or a simulated engine is made, so that a mutant can take the place of one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockstep.core.acceptance import accept
+from lockstep.core.provenance import Provenance
 from lockstep.core.records import StepResult
+from lockstep.core.scheduler import Scheduler
+from lockstep.runtime.driver import Driver
 from lockstep.runtime.stage import Stage
+from lockstep.runtime.transport.numbers import LinkNumbers
 from lockstep.sim.rig import MakeStage, MakeTable, plain_table
 
 Accept = Callable[..., StepResult]
 """`core.acceptance.accept`'s own signature."""
+
+MakeScheduler = Callable[..., Scheduler]
+"""`Scheduler`'s own signature."""
+
+MakeDriver = Callable[..., Driver]
+"""`Driver`'s own signature."""
+
+MakeProvenance = Callable[[int, int, int], Provenance]
+"""(block_count, block_size, stage) -> provenance."""
+
+MakeNumbers = Callable[[int, int], LinkNumbers]
+"""(destination, epoch) -> numbers of the links that lead there; -1 is the driver."""
+
+
+def plain_provenance(block_count: int, block_size: int, _stage: int) -> Provenance:
+    return Provenance(block_count, block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +41,7 @@ class Parts:
     make_table: MakeTable = plain_table
     make_stage: MakeStage = Stage
     accept: Accept = accept
+    make_scheduler: MakeScheduler = Scheduler
+    make_driver: MakeDriver = Driver
+    make_provenance: MakeProvenance = plain_provenance
+    make_numbers: MakeNumbers = LinkNumbers

@@ -54,5 +54,7 @@ def as_error(failure: StageFailure) -> LockstepError:
             return internal(text, step=failure.step, concerned=failure.concerned)
     for kind in (LinkError, CheckpointError, ConfigError, UnsupportedError):
         if failure.code == kind.code:
-            return kind(text)
+            other = kind(text)
+            other.step = failure.step
+            return other
     return InternalError(text, step=failure.step, concerned=failure.concerned)

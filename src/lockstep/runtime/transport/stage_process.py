@@ -72,8 +72,8 @@ def run_stage_process(
 
 
 def _failure(index: int, epoch: int, error: LockstepError) -> StageFailure:
-    step, concerned = (error.step, error.concerned) if isinstance(error, InternalError) else (-1, ())
-    return StageFailure(stage=index, epoch=epoch, code=error.code, message=str(error), step=step, concerned=concerned)
+    concerned = error.concerned if isinstance(error, InternalError) else ()
+    return StageFailure(stage=index, epoch=epoch, code=error.code, message=str(error), step=error.step, concerned=concerned)
 
 
 class _Epochs:
@@ -108,6 +108,8 @@ class _Epochs:
             self._outboxes[DRIVER].send(self._parts.ready(start.epoch))
             return self._turn(stage)
         except LockstepError as error:
+            if stage is not None and error.step < 0:
+                error.step = stage.next_step
             self._outboxes[DRIVER].send(_failure(self._pulse.index, start.epoch, error))
             return self._await_start(stage)
 
