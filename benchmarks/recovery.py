@@ -1,10 +1,10 @@
 """Stages killed or stopped under streaming requests: are all tokens right, and how long until the next one?
 usage: recovery.py [--stages N] [--streams N] [--rounds N] [--signal KILL|STOP] [--seed N] [--out CSV]
 
-`lockstep serve` with the embedded model in processes of its own. First an undisturbed run of all streams (even ones greedy, odd ones sampled). Then in
-each round the same streams, and one stage (each in turn) gets the signal twice in a row: at a random token, and again up to two seconds later, which
-may be in the middle of the recovery. Seconds are from a signal to the next token of a stream, as its client reads it; what was on its way already (the
-first tenth of a second) does not count. Figures are of this machine at this moment: run it when nothing else runs.
+`lockstep serve` with the embedded model in processes of its own. First an undisturbed run of all streams (even ones greedy, odd ones sampled).
+Then in each round the same streams, and one stage (each in turn) gets the signal twice in a row: at a random token, and again up to two seconds
+later, which may be in the middle of the recovery. Seconds are from a signal to the next token of a stream, as its client reads it; what was on its
+way already (the first tenth of a second) does not count. Figures are of this machine at this moment: run it when nothing else runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A stage's process that breaks itself once, on purpose: `python -m faulty_stage ...` in the place of `python -m lockstep.launch ...`.
 
-The fault comes in LOCKSTEP_TEST_FAULT as JSON: {"kind": ..., "stage": ..., "step": ..., "slot": ...}. It happens in epoch 0 alone.
+The fault comes in LOCKSTEP_TEST_FAULT as JSON: {"kind": ..., "stage": ..., "step": ...}. It happens in epoch 0 alone.
 """
 
 from __future__ import annotations
@@ -12,60 +12,60 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.records import StepResult
+from lockstep.core.records import StepPlan, StepResult
 from lockstep.launch.__main__ import main
 from lockstep.launch.stages import StageAssembly
 from lockstep.runtime.messages import Activations, StageStart
-from lockstep.runtime.stage import DRIVER, Send, Stage
+from lockstep.runtime.stage import DRIVER, Stage
 from lockstep.runtime.transport.frames import LinkWriter, Part
 from lockstep.runtime.transport.sockets import Outbox
 
 FAULT: dict[str, Any] = json.loads(os.environ["LOCKSTEP_TEST_FAULT"])
 
 
-def change_token(stage: Stage) -> None:
-    stage.table.tokens[FAULT["slot"], 1] ^= 1
+def change_token(stage: Stage, slot: int) -> None:
+    """The token that the slot's row reads next."""
+    table = stage.table
+    table.tokens[slot, table.columns["computed"][slot]] ^= 1
 
 
-def change_block_table(stage: Stage) -> None:
+def change_block_table(stage: Stage, slot: int) -> None:
     """The slot's first block is another slot's."""
     blocks = stage.table.blocks[0]
-    blocks[FAULT["slot"], 0] = blocks[(FAULT["slot"] + 1) % 2, 0]
+    blocks[slot, 0] = blocks[(slot + 1) % 2, 0]
 
 
-def change_owner(stage: Stage) -> None:
+def change_owner(stage: Stage, slot: int) -> None:
     """The slot's first block holds the KV of another prefix: its tags are those of another slot's block."""
-    mine, other = (stage.table.blocks[0, slot, 0] for slot in (FAULT["slot"], (FAULT["slot"] + 1) % 2))
+    mine, other = (stage.table.blocks[0, of, 0] for of in (slot, (slot + 1) % 2))
     for provenance in stage._provenance:
         provenance.tags[mine] = provenance.tags[other]
         provenance.block_tags[mine] = provenance.block_tags[other]
 
 
-def change_seed(stage: Stage) -> None:
-    stage.table.columns["seed"][FAULT["slot"]] += np.uint64(1)
+def change_seed(stage: Stage, slot: int) -> None:
+    stage.table.columns["seed"][slot] += np.uint64(1)
 
 
 STATE_FAULTS = {"token": change_token, "block table": change_block_table, "block owner": change_owner, "seed": change_seed}
 
 
 class FaultyAssembly(StageAssembly):
-    """Changes the stage's state right before it takes up the step."""
+    """Changes the stage's state for the first row of the step, right before that is resolved."""
 
     def build(self, start: StageStart) -> Stage:
         stage = super().build(start)
         change = STATE_FAULTS.get(FAULT["kind"])
         if start.epoch > 0 or stage.index != FAULT["stage"] or change is None:
             return stage
-        advance, done = stage.advance, False
+        apply_plan = stage.table.apply_plan
 
-        def advance_and_break() -> list[Send] | None:
-            nonlocal done
-            if not done and stage._layout is None and stage.next_step == FAULT["step"] and FAULT["step"] in stage._plans:
-                change(stage)
-                done = True
-            return advance()
+        def apply_and_break(plan: StepPlan) -> None:
+            apply_plan(plan)
+            if plan.step == FAULT["step"]:
+                change(stage, int(plan.rows.slots[0]))
 
-        stage.advance = advance_and_break  # type: ignore[method-assign]
+        stage.table.apply_plan = apply_and_break  # type: ignore[method-assign]
         return stage
 
 

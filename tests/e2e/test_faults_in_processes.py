@@ -3,10 +3,11 @@ and whoever is not concerned gets the very tokens of an undisturbed run."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import queue
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from lockstep.runtime.retrace import retrace
 REQUEST_COUNT = 8
 STEP = 12
 """Every request is decoding by then, and none is near its end."""
+
+NOTICED_WITHIN = 4
+"""Steps after which a lost message is noticed by the next one's number; as many are in flight at once."""
 
 CONFIG = EngineConfig(model="smollm2", pipeline_parallel_size=2, max_model_len=256, max_num_seqs=8, threads=1, enable_prefix_caching=False)
 PROMPTS = [[1 + i, 200 + 3 * i, 17, 900 + i, 40, 41 + i] for i in range(REQUEST_COUNT)]
@@ -59,14 +63,14 @@ def ask(running: RunningEngine) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Iterator[dict[str, list[int]]]:
+def undisturbed() -> dict[str, list[int]]:
     running = launch_engine(CONFIG)
     try:
         answers = ask(running)
     finally:
         running.close()
     assert not answers.errors
-    yield answers.tokens
+    return answers.tokens
 
 
 FAULTS: dict[str, tuple[dict[str, Any], type[InternalError] | None, str]] = {
@@ -86,8 +90,8 @@ FAULTS: dict[str, tuple[dict[str, Any], type[InternalError] | None, str]] = {
 def test_fault_is_reported_and_only_what_it_concerns_ends(
     undisturbed: dict[str, list[int]], tmp_path: Path, fault: dict[str, Any], error: type[InternalError] | None, words: str
 ) -> None:
-    environment = {"LOCKSTEP_TEST_FAULT": json.dumps(fault | {"step": STEP, "slot": 1}), "PYTHONPATH": str(Path(__file__).parent)}
-    config = EngineConfig(**{**_settings(CONFIG), "recorder_folder": str(tmp_path), "step_timeout_s": 10.0})
+    environment = {**os.environ, "LOCKSTEP_TEST_FAULT": json.dumps(fault | {"step": STEP}), "PYTHONPATH": str(Path(__file__).parent)}
+    config = dataclasses.replace(CONFIG, recorder_folder=str(tmp_path), step_timeout_s=10.0)
     running = launch_engine(config, stage_module="faulty_stage", stage_environment=environment)
     try:
         answers = ask(running)
@@ -97,7 +101,7 @@ def test_fault_is_reported_and_only_what_it_concerns_ends(
         running.close()
     assert state.restarts == 1
     assert len(answers.errors) == (0 if error is None else 1)
-    for name, told in answers.errors.items():
+    for told in answers.errors.values():
         assert type(told) is error
         assert "incident" in str(told)
         assert words in str(told)
@@ -107,16 +111,10 @@ def test_fault_is_reported_and_only_what_it_concerns_ends(
     (path,) = tmp_path.glob("*.lockstep")
     recording = read(path)
     assert words in recording.head.error_text
-    assert recording.head.error_step == STEP
+    assert recording.head.error_step in ((STEP,) if error is not None else range(STEP, STEP + NOTICED_WITHIN))
     finding = retrace(recording).finding
     assert finding is not None
-    assert finding.step == STEP, finding
-
-
-def _settings(config: EngineConfig) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(config)
+    assert finding.step == recording.head.error_step, finding
 
 
 def test_model_is_the_real_one() -> None:

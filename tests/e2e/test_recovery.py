@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import httpx2
 import openai
 import psutil
 import pytest
@@ -71,10 +72,12 @@ def run_streams(server: ServedProcess, *due: tuple[int, Callable[[], None]]) -> 
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServedProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
+    folder = tmp_path_factory.mktemp("recordings")
     flags = ("--max-model-len", "1k", "--heartbeat-timeout-s", "2", "--max-restarts", "100", "--return-tokens-as-token-ids")
-    with served("-pp", str(STAGES), *flags) as server:
+    with served("-pp", str(STAGES), "--recorder-folder", str(folder), *flags) as server:
         yield server
+        assert len(list(folder.iterdir())) == server.health()[1]["restarts"]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +165,8 @@ def test_all_stages_killed_at_once_change_no_token(server: ServedProcess, expect
 
     assert run_streams(server, (60, kill_all)) == expected
     assert len(harmed) == STAGES
+    scraped = httpx2.get(server.url + "/metrics", timeout=PATIENCE_S).text
+    assert f'lockstep:restarts_total{{model_name="smollm2"}} {float(server.health()[1]["restarts"])}' in scraped
 
 
 def test_stage_that_stops_is_started_again_and_changes_no_token(

@@ -61,7 +61,7 @@ async def read_to_the_end(stream: openai.AsyncStream[Completion]) -> None:
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_stage_ends_open_requests_then_the_server(stage: int, number: signal.Signals) -> None:
-    with served("-pp", "2", "--max-model-len", "2k", "--max-restarts", "0") as server:
+    with served("-pp", "2", "--max-model-len", "2k", "--max-restarts", "0", "--recorder-steps", "0") as server:
         whole = [psutil.Process(server.process.pid), *server.stages]
         seconds = asyncio.run(lose_under_load(server.url, server.stages[stage], number))
         lost_at = time.monotonic()
@@ -75,7 +75,7 @@ def test_lost_stage_ends_open_requests_then_the_server(stage: int, number: signa
 
 
 def test_llm_raises_peer_error_when_a_stage_dies_and_again_when_asked_again() -> None:
-    with LLM("smollm2", pipeline_parallel_size=2, max_model_len=2048, max_restarts=0) as llm:
+    with LLM("smollm2", pipeline_parallel_size=2, max_model_len=2048, max_restarts=0, recorder_steps=0) as llm:
         stages = stage_processes(os.getpid())
         assert len(stages) == 2
         assert llm.generate("Once", SamplingParams(max_tokens=1))[0].finished

@@ -25,11 +25,11 @@ def taken_after(run: RecordedRun, steps: int) -> TableSnapshot:
     return snapshot(run.driver.table)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_restored_table_gives_the_digests_of_the_original(seed: int) -> None:
     seen = {"drafts": False, "pending": False, "blocks": False, "finished": False}
     steps_replayed = 0
-    for steps in range(0, 60, 3):
+    for steps in range(0, 40, 5):
         run = RecordedRun(seed)
         taken = taken_after(run, steps)
         for name, count in (("drafts", len(taken.drafts.values)), ("blocks", len(taken.blocks[0].values))):
@@ -46,7 +46,7 @@ def test_restored_table_gives_the_digests_of_the_original(seed: int) -> None:
             other.offer(result)
             assert other.digest.value == digest
             steps_replayed += 1
-    assert steps_replayed > 100
+    assert steps_replayed > 60
     assert all(seen.values()), seen
 
 

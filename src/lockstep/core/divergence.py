@@ -143,8 +143,9 @@ class _Owners:
         self._generations = dict(self._held())
 
     def _held(self) -> Iterator[tuple[int, int]]:
-        """(slot, generation) of whoever holds a slot in this step."""
-        for slots, generations in (("plan.admissions.slots", "plan.admissions.generation"), ("plan.rows.slots", "plan.rows.generations")):
+        """(slot, generation) of whoever holds a slot in this step, as far as its rows and admissions say it."""
+        for part in ("layout.slot layout.generation", "plan.admissions.slots plan.admissions.generation", "plan.rows.slots plan.rows.generations"):
+            slots, generations = part.split()
             yield from zip(self._list(slots), self._list(generations), strict=False)
 
     def _list(self, name: str) -> list[int]:
@@ -155,6 +156,8 @@ class _Owners:
         """As many owners as the column has entries; a column of starts has an entry a row."""
         array, (prefix, _, last) = self._columns[name], name.rpartition(".")
         count = len(array) - 1 if last in ("starts", "row_starts", "sample_starts") else len(array)
+        if last == "head":
+            return [NOBODY] * count
         owners = self._layout(name) if name.startswith("layout.") else self._record(prefix, name)
         owners = [*owners[:count], *[NOBODY] * (count - len(owners))]
         assert len(owners) == max(0, count), f"{name} has {count} entries, {len(owners)} owners"

@@ -22,7 +22,7 @@ class PlanBuilder:
         self._releases: list[tuple[int, int]] = []
         self._admissions: list[tuple[LiveRequest, int]] = []
         self._ready: list[tuple[LiveRequest, int]] = []
-        self._exports: list[tuple[Transfer, LiveRequest, int, GroupBlocks]] = []
+        self._exports: list[tuple[Transfer, int, int, int, GroupBlocks]] = []
         self._unexports: list[Transfer] = []
         self._new_blocks: list[tuple[int, int, list[int]]] = []
         self._rows: list[tuple[int, int, int, int, bool]] = []
@@ -44,7 +44,8 @@ class PlanBuilder:
 
     def export(self, transfer: Transfer, request: LiveRequest, computed: int, blocks: GroupBlocks) -> None:
         """The request is released in this plan, its first `computed` positions stay readable in these blocks."""
-        self._exports.append((transfer, request, computed, blocks))
+        assert request.slot is not None, request.spec.request_id
+        self._exports.append((transfer, request.slot, request.generation, computed, blocks))
 
     def unexport(self, transfer: Transfer) -> None:
         self._unexports.append(transfer)
@@ -104,15 +105,15 @@ class PlanBuilder:
     def _export_columns(self) -> Exports:
         if not self._exports:
             return Exports()
-        group_count = len(self._exports[0][3])
+        group_count = len(self._exports[0][4])
         return Exports(
-            transfers=tuple(transfer for transfer, _, _, _ in self._exports),
+            transfers=tuple(transfer for transfer, _, _, _, _ in self._exports),
             slots=Slots(
-                slots=_int32(request.slot for _, request, _, _ in self._exports),
-                generations=_int64(request.generation for _, request, _, _ in self._exports),
+                slots=_int32(slot for _, slot, _, _, _ in self._exports),
+                generations=_int64(generation for _, _, generation, _, _ in self._exports),
             ),
-            computed=_int32(computed for _, _, computed, _ in self._exports),
-            blocks=tuple(Ragged.of([blocks[group] for _, _, _, blocks in self._exports]) for group in range(group_count)),
+            computed=_int32(computed for _, _, _, computed, _ in self._exports),
+            blocks=tuple(Ragged.of([blocks[group] for _, _, _, _, blocks in self._exports]) for group in range(group_count)),
         )
 
     def _admission_columns(self) -> Admissions:

@@ -90,6 +90,9 @@ class Slots:
     slots: I32 = field(default_factory=_int32)
     generations: I64 = field(default_factory=_int64)
 
+    def __post_init__(self) -> None:
+        assert len(self.slots) == len(self.generations), (len(self.slots), len(self.generations))
+
     def columns(self) -> Columns:
         return {"slots": self.slots, "generations": self.generations}
 
@@ -135,6 +138,9 @@ class Ready:
     generations: I64 = field(default_factory=_int64)
     computed: I32 = field(default_factory=_int32)
 
+    def __post_init__(self) -> None:
+        assert len(self.slots) == len(self.generations) == len(self.computed), (len(self.slots), len(self.generations), len(self.computed))
+
     def columns(self) -> Columns:
         return {"slots": self.slots, "generations": self.generations, "computed": self.computed}
 
@@ -148,6 +154,11 @@ class Exports:
     slots: Slots = field(default_factory=Slots)
     computed: I32 = field(default_factory=_int32)
     blocks: tuple[Ragged, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.transfers)
+        assert len(self.slots.slots) == len(self.computed) == count, (len(self.slots.slots), len(self.computed), count)
+        assert all(len(rows) == count for rows in self.blocks), (count, [len(rows) for rows in self.blocks])
 
     def columns(self) -> Columns:
         blocks = {f"blocks{g}{part}": array for g, of in enumerate(self.blocks) for part, array in ((".starts", of.starts), ("", of.values))}
@@ -165,6 +176,10 @@ class Rows:
     starts: I32 = field(default_factory=_int32)
     samples: I32 = field(default_factory=_int32)
 
+    def __post_init__(self) -> None:
+        lengths = (len(self.slots), len(self.generations), len(self.counts), len(self.starts), len(self.samples))
+        assert len(set(lengths)) == 1, lengths
+
     def __len__(self) -> int:
         return len(self.slots)
 
@@ -179,6 +194,9 @@ class NewBlocks:
     slots: I32 = field(default_factory=_int32)
     groups: I32 = field(default_factory=_int32)
     blocks: Ragged = field(default_factory=_ragged)
+
+    def __post_init__(self) -> None:
+        assert len(self.slots) == len(self.groups) == len(self.blocks), (len(self.slots), len(self.groups), len(self.blocks))
 
     def columns(self) -> Columns:
         return {"slots": self.slots, "groups": self.groups, "blocks.starts": self.blocks.starts, "blocks": self.blocks.values}
@@ -234,6 +252,10 @@ class StepResult:
     drafts: Ragged = field(default_factory=_ragged)
     logprobs: LogprobColumns | None = None
     digests: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.slots), len(self.generations), len(self.tokens), len(self.finishes), len(self.drafts))
+        assert len(set(lengths)) == 1, lengths
 
     def __len__(self) -> int:
         return len(self.slots)

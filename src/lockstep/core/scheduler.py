@@ -302,6 +302,7 @@ class Scheduler:
             self.stats.prefix_queries += request.known
             self.stats.prefix_hits += request.scheduled
         if request.cached_tokens < 0:
+            self.stats.tokens_prompt += request.prompt_length
             request.cached_tokens = request.scheduled
         build.admit(request, request.scheduled)
         request.importing = request.transfer is not None

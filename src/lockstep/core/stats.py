@@ -10,6 +10,7 @@ class SchedulerStats:
     """plans_with_unknown: plans written whose horizon lay past what had been received. plans_mixed: with rows that decode and rows that prefill.
     rows_max: most rows in one plan; requests_in_flight_max: most requests with a row in plans whose results had
     not been received.
+    tokens_prompt: of requests when they were first admitted.
     chunks: rows that ended before the last known token, so that nothing was sampled. tokens_step_max: most tokens in one plan.
     imports: transfers that ended in a ready record; imports_failed: of those, with nothing.
     aborts_running: of requests that held a slot; aborts_in_flight: of those, with a row in a plan whose result had not been received."""
@@ -22,6 +23,7 @@ class SchedulerStats:
     rows_max: int = 0
     requests_in_flight_max: int = 0
     tokens_planned: int = 0
+    tokens_prompt: int = 0
     tokens_delivered: int = 0
     tokens_step_max: int = 0
     samples: int = 0

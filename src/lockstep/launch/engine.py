@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import secrets
 import sys
 import time
@@ -64,7 +63,7 @@ def launch_engine(
     stage_environment: Mapping[str, str] | None = None,
 ) -> RunningEngine:
     """Start an engine. model, weights: to share an opened model and its packed weights between engines of one process. stage_module: what Python runs
-    as a stage's process, with what is added to its environment; tests that break a stage pass their own.
+    as a stage's process, stage_environment: its whole environment, None is this process's own. Tests that break a stage pass theirs.
     Raises CallerError before anything runs, PeerError if a stage does not come up."""
     model = model or resolve_model(config)
     cluster: Cluster
@@ -161,6 +160,6 @@ def _launch_processes(config: EngineConfig, model: ResolvedModel, stage_module: 
         command=command,
         choose_blocks=choose,
         timeouts=Timeouts(startup_s=config.startup_timeout_s, heartbeat_s=config.heartbeat_timeout_s, step_s=config.step_timeout_s),
-        environment=None if stage_environment is None else {**os.environ, **stage_environment},
+        environment=stage_environment,
         checks=config.runtime_checks,
     )

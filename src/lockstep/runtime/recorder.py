@@ -19,7 +19,7 @@ from lockstep import __version__
 from lockstep.core.records import Columns, StepPlan, StepResult
 from lockstep.core.snapshot import snapshot
 from lockstep.core.table import TableShape
-from lockstep.errors import HandshakeError, InternalError, LinkError, LockstepError, StageLostError, StalledError
+from lockstep.errors import HandshakeError, InternalError, LinkError, LockstepError, PeerError, StageLostError, StalledError
 from lockstep.runtime.messages import StepColumns
 from lockstep.runtime.recording import SUFFIX, Entry, Head, Recording, Start, write
 from lockstep.runtime.rekey import Rekey
@@ -55,27 +55,26 @@ class Recorder:
         self._epoch = -1
         self._shape: TableShape | None = None
         self._spans: list[_Span] = []
-        self._plan: StepPlan | None = None
+        self._running: list[StepPlan] = []
 
     def begin(self, epoch: int, replica: Replica) -> None:
         """A new epoch, of which nothing has run; what was kept of the former is forgotten."""
         self._epoch = epoch
         self._shape = replica.table.shape
         self._spans = [_Span(_start(replica))]
-        self._plan = None
+        self._running = []
 
     def before(self, plan: StepPlan, replica: Replica) -> None:
-        """The driver's replica is about to run the plan."""
-        if len(self._spans[-1].entries) >= self._steps_kept:
+        """The driver's replica is about to run the plan. After a failure it may run on without results."""
+        if len(self._spans[-1].entries) >= self._steps_kept and not self._running:
             self._spans = [self._spans[-1], _Span(_start(replica))]
-        self._plan = plan
+        self._running.append(plan)
 
     def note(self, result: StepResult, digest: int) -> None:
         """That plan has run and left the driver's digest at `digest`; `result` answers it. To be called before digests are compared."""
-        assert self._plan is not None, f"result of step {result.step} is noted, no plan runs"
-        assert self._plan.step == result.step, (self._plan.step, result.step)
-        self._spans[-1].entries.append((self._plan, result, digest))
-        self._plan = None
+        plan = self._running.pop(0)
+        assert plan.step == result.step, (plan.step, result.step)
+        self._spans[-1].entries.append((plan, result, digest))
 
     def dump(
         self,
@@ -106,9 +105,8 @@ class Recorder:
         if self._shape is None:
             raise InternalError("no epoch has begun, nothing is recorded")
         entries = [entry for span in self._spans for entry in span.entries]
-        if self._plan is not None and self._plan.step not in [plan.step for plan in unresolved]:
-            unresolved = [self._plan, *unresolved]
-        error_step = error.step if isinstance(error, InternalError) else -1
+        running = {plan.step: plan for plan in (*self._running, *unresolved)}
+        error_step = error.step if isinstance(error, (InternalError, PeerError)) else -1
         head = Head(
             lockstep=__version__,
             epoch=self._epoch,
@@ -130,7 +128,7 @@ class Recorder:
             entries=tuple(
                 Entry(plan=plan, result=dataclasses.replace(result, logprobs=None), digest=digest, replayed=None) for plan, result, digest in entries
             ),
-            unresolved=tuple(unresolved),
+            unresolved=tuple(running.values()),
             columns=tuple(
                 StepColumns(stage=rank, epoch=self._epoch, step=_step_of(folded, error_step), columns=folded)
                 for rank, folded in sorted(columns.items())

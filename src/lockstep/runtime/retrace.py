@@ -97,18 +97,28 @@ def retrace(recording: Recording) -> Retrace:
     except LogError as error:
         raise CallerError(f"the recording cannot be begun: {error}. It is damaged, or was not written by lockstep {head.lockstep}") from None
     entries = {entry.plan.step: entry for entry in recording.entries}
-    for step in sorted({*entries, *run.digests, *(sent.step for sent in recording.columns), *([run.error_step] if run.error else [])}):
+    failing = {step for step in (run.error_step, recording.head.error_step) if step >= 0}
+    finding = None
+    for step in sorted({*entries, *run.digests, *(sent.step for sent in recording.columns), *failing}):
         lines = [*_of_replay(recording, entries.get(step), step, run), *_of_ranks(recording, entries.get(step))]
         found = list(_of_columns(recording, step, run.columns.get(step)))
-        if lines or found:
+        lines += [line for line, _ in found] or ([] if lines else _of_failure(recording, step, run))
+        if lines:
             slots = sorted({owner for _, owners in found for owner in owners})
-            finding = Finding(step=step, lines=(*lines, *(line for line, _ in found)), slots=tuple(slots))
-            return Retrace(first=start.table.next_step, reached=_last(run, start), finding=finding, layouts=run.layouts)
-    return Retrace(first=start.table.next_step, reached=_last(run, start), finding=None, layouts=run.layouts)
+            finding = Finding(step=step, lines=tuple(lines), slots=tuple(slots))
+            break
+    reached = max(run.digests, default=start.table.next_step - 1)
+    return Retrace(first=start.table.next_step, reached=reached, finding=finding, layouts=run.layouts)
 
 
-def _last(run: Replayed, start: Start) -> int:
-    return max(run.digests, default=start.table.next_step - 1)
+def _of_failure(recording: Recording, step: int, run: Replayed) -> Iterator[str]:
+    """In the step of the failure, when the log shows nothing: that the engine stopped and a replay does not is the difference."""
+    if step == recording.head.error_step:
+        kind = recording.head.error_kind
+        if step in run.digests:
+            yield f"the engine stopped here with {kind}, the replay goes on: what failed is outside the log: a link, a process, KV, one rank's table"
+        else:
+            yield f"the engine stopped here with {kind}; the log's results do not reach so far"
 
 
 def _of_replay(recording: Recording, entry: Entry | None, step: int, run: Replayed) -> Iterator[str]:

@@ -13,6 +13,7 @@ from lockstep.runtime.driver import Driver
 from lockstep.runtime.stage import Stage
 from lockstep.runtime.transport.numbers import LinkNumbers
 from lockstep.sim.rig import MakeStage, MakeTable, plain_table
+from lockstep.sim.wires import End, NumberedEnd
 
 Accept = Callable[..., StepResult]
 """`core.acceptance.accept`'s own signature."""
@@ -28,6 +29,9 @@ MakeProvenance = Callable[[int, int, int], Provenance]
 
 MakeNumbers = Callable[[int, int], LinkNumbers]
 """(destination, epoch) -> numbers of the links that lead there; -1 is the driver."""
+
+MakeNumberedEnd = Callable[[int, LinkNumbers], End]
+"""`NumberedEnd`'s own signature."""
 
 
 def plain_provenance(block_count: int, block_size: int, _stage: int) -> Provenance:
@@ -45,3 +49,4 @@ class Parts:
     make_driver: MakeDriver = Driver
     make_provenance: MakeProvenance = plain_provenance
     make_numbers: MakeNumbers = LinkNumbers
+    make_end: MakeNumberedEnd = NumberedEnd

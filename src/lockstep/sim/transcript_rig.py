@@ -39,6 +39,7 @@ class HeldCluster(LocalCluster):
         self.runs = False
         self._failure: PeerError | InternalError | None = None
         self._is_beginning = False
+        self._kept: list[tuple[int, int, Any]] | None = None
         super().__init__(make_stages)
 
     def begin(self, epoch: int) -> None:
@@ -81,7 +82,21 @@ class HeldCluster(LocalCluster):
         """From a stage to the driver, between two pieces of work."""
         self._carry(stage, DRIVER, message)
 
+    def beat(self) -> list[int | None]:
+        """One stage time: each stage does one piece of work on what it had before. The step that each computed, None for one that waited."""
+        self._kept = []
+        try:
+            steps = [stage.next_step - 1 if self.run_stage(stage.index) else None for stage in self.stages]
+        finally:
+            kept, self._kept = self._kept, None
+        for source, destination, message in kept:
+            self._carry(source, destination, message)
+        return steps
+
     def _carry(self, source: int, destination: int, message: Any) -> None:
+        if self._kept is not None:
+            self._kept.append((source, destination, message))
+            return
         super()._carry(source, destination, message)
         self.carried.append((source, destination, message))
 
@@ -171,7 +186,10 @@ class TranscriptRig:
     # What the loop does, in parts
 
     def submit(self, request: EngineRequest) -> None:
-        self.loop.submit(request, self._told.extend)
+        self.loop.submit(request, self._take)
+
+    def _take(self, events: list[TokenEvent]) -> None:
+        self._told += events
 
     def take_events(self) -> list[TokenEvent]:
         """What clients were told since this was asked last."""
@@ -192,6 +210,12 @@ class TranscriptRig:
         self.loop.turn(0.0)
         self.cluster.takes_plans, self.cluster.runs = False, False
         self.exported.update(self.driver.take_exported())
+
+    def tick(self, now: float) -> None:
+        """What a turn of the loop does first; and it begins an epoch that is due."""
+        self.driver.tick(now)
+        if self.waits_to_begin:
+            self.turn()
 
     def fail(self, error: PeerError | InternalError) -> None:
         """The epoch ends; the next one begins, if it need not wait. Raises the error once there were too many."""

@@ -65,7 +65,16 @@ def plan(record: StepPlan) -> str:
     admitted = record.admissions
     for i, slot in enumerate(admitted.slots):
         generation, known, computed = (int(admitted.values[name][i]) for name in ("generation", "known", "computed"))
-        lines.append(f"  admit slot {slot} generation {generation}: known {known}, computed {computed}")
+        transfer = admitted.transfers[i]
+        fetches = f", fetches transfer {transfer.number} of {transfer.instance}" if transfer is not None else ""
+        lines.append(f"  admit slot {slot} generation {generation}: known {known}, computed {computed}{fetches}")
+    ready = record.ready
+    for slot, generation, computed in zip(ready.slots, ready.generations, ready.computed, strict=True):
+        lines.append(f"  ready slot {slot} generation {generation}: computed {computed}")
+    for i, transfer in enumerate(record.exports.transfers):
+        blocks = sequence(record.exports.blocks[0].row(i))
+        lines.append(f"  export transfer {transfer.number}: {record.exports.computed[i]} positions in blocks {blocks}")
+    lines += [f"  end of transfer {transfer.number}" for transfer in record.unexports]
     rows = record.rows
     for slot, generation, count, start, samples in zip(rows.slots, rows.generations, rows.counts, rows.starts, rows.samples, strict=True):
         where = f"from {start}" if start >= 0 else "from where it will be"

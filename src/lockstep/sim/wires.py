@@ -50,7 +50,8 @@ class Wire:
 class End(Protocol):
     """One end of every link that leads to or from `place` (a stage, or DRIVER)."""
 
-    epoch: int
+    @property
+    def epoch(self) -> int: ...
 
     def begin(self, epoch: int) -> None:
         """A new epoch begins here; what came early for it is due."""

@@ -15,6 +15,7 @@ import pytest
 from scripted_engine import PATIENCE_S, WINDOW, Hold, ScriptedEngine, events_of, running_server, say
 from server_answers import MESSAGES, RENDERED, SETTINGS, error_of
 
+from lockstep.server.app import create_app
 from lockstep.server.protocol import EngineStatus
 from lockstep.server.settings import ServerSettings
 from lockstep.text.tokenizer import Tokenizer
@@ -47,6 +48,23 @@ def test_recovering_engine_is_healthy_but_not_ready_and_takes_requests(http: htt
     assert http.post("/v1/completions", json={"prompt": "p"}).status_code == 200
     engine.state = EngineStatus(alive=True, epoch=2, restarts=2)
     assert http.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("scraped", [True, False])
+def test_metrics_page_is_what_the_scrape_gives_and_is_not_there_without_one(tokenizer: Tokenizer, scraped: bool) -> None:
+    def scrape() -> tuple[str, bytes]:
+        return "text/plain; version=1.0.0; charset=utf-8", b"lockstep:restarts_total 2\n"
+
+    async def get() -> httpx2.Response:
+        settings = ServerSettings(served_model_names=("m",), api_key="sesame")
+        app = create_app(ScriptedEngine(say("Hello")), tokenizer, settings, scrape=scrape if scraped else None)
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://m") as http:
+            return await http.get("/metrics")
+
+    answer = asyncio.run(get())
+    assert answer.status_code == (200 if scraped else 404)
+    if scraped:
+        assert (answer.headers["content-type"], answer.content) == scrape()
 
 
 def test_tokenize_and_detokenize_are_inverse(http: httpx2.Client, engine: ScriptedEngine) -> None:

@@ -33,7 +33,7 @@ from lockstep.runtime.transport.watch import Timeouts, Watch
 WATCH_S = 0.25
 CLOSE_S = 2.0
 LAST_WORDS_MS = 200
-COLUMNS_S = 1.0
+COLUMNS_S, COLUMNS_WATCH_S = 1.0, 0.02
 
 Command = Callable[[Path, int, int], Sequence[str]]
 """(folder, epoch, index) -> the command line of stage index; the number of a pipe descriptor is added to it."""
@@ -114,10 +114,8 @@ class ProcessCluster:
         self._watch.begin(time.monotonic())
 
     def _to_start_again(self) -> list[int]:
-        """Stages that have ended, that do not answer, or whose process is not asked again."""
-        now = time.monotonic()
-        self._watch.forgive_absence(now)
-        again = self._distrusted.union(self._watch.silent(now), (handle.index for handle in self._handles if handle.has_ended))
+        """Stages that have ended, or that are not asked again."""
+        again = self._distrusted.union(handle.index for handle in self._handles if handle.has_ended)
         self._distrusted.clear()
         return sorted(again)
 
@@ -261,14 +259,13 @@ class ProcessCluster:
         """A stage that computes answers when it has done; one that reports another failure meanwhile has nothing to add to the first."""
         self._columns.clear()
         deadline = time.monotonic() + COLUMNS_S
-        silent = self._watch.silent(time.monotonic())
-        asked = [handle for handle in self._handles if handle.ready is not None and handle.index not in silent and not handle.has_ended]
+        asked = [handle for handle in self._handles if handle.ready is not None and handle.index not in self._distrusted and not handle.has_ended]
         for handle in asked:
             self._outboxes[handle.index].send(ColumnsRequest(epoch=self._epoch, step=step))
         while (left_s := deadline - time.monotonic()) > 0:
             if all(handle.index in self._columns or handle.has_ended for handle in asked):
                 break
-            self._inbox.socket.poll(int(min(left_s, WATCH_S) * 1000))
+            self._inbox.socket.poll(int(min(left_s, COLUMNS_WATCH_S) * 1000))
             self._drain_quietly()
         return {index: columns for index, columns in sorted(self._columns.items()) if columns}
 

@@ -1,0 +1,54 @@
+"""One replica's state changed behind the log's back: a row of its table, or the KV and tags of a block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.core.provenance import Provenance
+from lockstep.core.table import SlotTable
+from lockstep.sim.oracle import OracleExecutor
+from lockstep.sim.timeline import pick
+
+
+def flip(what: str, table: SlotTable, slot: int, block_count: int, *words: int) -> bool:
+    """Change `what` (`faults.FLIPS`, or 'draft') of a held slot; False where there is nothing to change. words choose where."""
+    c = {name: int(column[slot]) for name, column in table.columns.items() if name in ("known", "computed", "draft_count", "length_cap")}
+    known, computed = c["known"], c["computed"]
+    match what:
+        case "token":
+            position = computed if pick(2, *words, 1) else pick(known, *words, 2)
+            table.tokens[slot, position] += 1
+        case "block":
+            held = int(table.block_counts[0, slot])
+            if not held or block_count == 1:
+                return False
+            index = pick(held, *words)
+            table.blocks[0, slot, index] = (table.blocks[0, slot, index] + 1) % block_count
+        case "seed":
+            table.columns["seed"][slot] ^= np.uint64(1)
+        case "computed":
+            if known < 2:
+                return False
+            table.columns["computed"][slot] += 1 if computed + 1 < known else -1
+        case "known":
+            if known - 1 <= computed:
+                return False
+            table.columns["known"][slot] -= 1
+        case "cap":
+            table.columns["length_cap"][slot] += 1
+        case "temperature":
+            table.columns["temperature"][slot] += np.float32(0.5)
+        case _:
+            assert what == "draft", what
+            if not c["draft_count"]:
+                return False
+            table.drafts[slot, pick(c["draft_count"], *words)] += 1
+    return True
+
+
+def overwrite_block(executor: OracleExecutor, provenance: Provenance, block: int, *words: int) -> None:
+    """As if another request's KV had been written there, in all of the stage's layers, with its tags."""
+    foreign = np.uint64(pick(1 << 62, *words, 3) | 1)
+    executor.kv[:, block] ^= foreign
+    provenance.tags[block] ^= foreign
+    provenance.block_tags[block] ^= foreign

@@ -1,0 +1,179 @@
+"""Faults on their way into a simulated run: each waits for its time and phase, is done, and is counted once it has taken effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lockstep.core.layout import BatchLayout
+from lockstep.core.request import LiveRequest
+from lockstep.errors import InternalError, LockstepError
+from lockstep.runtime.stage import DRIVER
+from lockstep.sim.engine import SimEngine
+from lockstep.sim.faults import KINDS, mode_of
+from lockstep.sim.flips import flip, overwrite_block
+from lockstep.sim.host import ProcessEnded, State
+from lockstep.sim.network import SimNetwork
+from lockstep.sim.scenario import Fault, Scenario
+from lockstep.sim.timeline import Timeline, pick
+
+SLOWER = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Touched:
+    """A change of state that some check has to find before anybody reads a wrong token. block: of a stage's KV, or -1."""
+
+    fault: Fault
+    phase: str
+    request: str
+    block: int = -1
+
+
+class Injector:
+    """coverage: how often each cell of `faults.cells` took effect. struck: poison requests that have crashed a stage.
+    note_effect(what): a fault has taken effect."""
+
+    def __init__(
+        self, scenario: Scenario, timeline: Timeline, network: SimNetwork, engines: Sequence[SimEngine], note_effect: Callable[[str], None]
+    ) -> None:
+        self.coverage: Counter[str] = Counter()
+        self.struck: set[str] = set()
+        self._note_effect = note_effect
+        self._seed = scenario.seed
+        self._timeline = timeline
+        self._network = network
+        self._engines = engines
+        self._armed: list[Fault] = []
+        self._poison: list[Fault] = []
+        self._done: list[Fault] = []
+        self._touched: list[_Touched] = []
+        for fault in scenario.faults:
+            timeline.at(fault.at, lambda fault=fault: self._arm(fault), ticks=True)  # type: ignore[misc]
+
+    def _arm(self, fault: Fault) -> None:
+        if fault.kind == "poison":
+            self._poison.append(fault)
+        else:
+            self._armed.append(fault)
+            self.look(fault.engine)
+
+    def look(self, engine: int) -> None:
+        """Do what is due on this engine in its present phase."""
+        if self._armed:
+            for fault in [fault for fault in self._armed if fault.engine == engine]:
+                if self._inject(self._engines[engine], fault):
+                    self._armed.remove(fault)
+
+    def _inject(self, engine: SimEngine, fault: Fault) -> bool:
+        if fault.kind.startswith("flip-") or fault.kind == "foreign-kv":
+            return self._touch(engine, fault)
+        if fault.phase and fault.phase != engine.phase:
+            return False
+        if fault.kind.startswith(("link-", "kv-")):
+            self._network.arm(fault)
+            return True
+        host = engine.hosts[fault.target % len(engine.hosts)]
+        if host.state in (State.ENDED, State.STOPPED):
+            return False
+        self.note(fault)
+        if fault.kind == "crash":
+            host.crash()
+        elif fault.kind == "stall":
+            host.stop()
+        else:
+            assert fault.kind == "slow", fault
+            host.slowness = SLOWER
+        return True
+
+    def note(self, fault: Fault, phase: str = "") -> None:
+        """It has taken effect."""
+        engine = self._engines[fault.engine]
+        self._done.append(fault)
+        self.count(fault.kind, phase or engine.phase, engine)
+
+    def count(self, kind: str, phase: str, engine: SimEngine) -> None:
+        mode = mode_of(asynchronous=engine.shape.asynchronous, drafts_max=engine.shape.drafts_max)
+        self.coverage[f"{kind} / {phase} / {mode}"] += 1
+        self._note_effect(f"engine {engine.number}, {phase}: {kind}")
+
+    # Changes of state
+
+    def _touch(self, engine: SimEngine, fault: Fault) -> bool:
+        if engine.loop.recovering:
+            return False
+        owners = [(request, phase) for request in engine.driver.scheduler._running if (phase := _computed_phase(engine, request)) == fault.phase]
+        if not owners:
+            return False
+        request, phase = owners[pick(len(owners), self._seed, fault.target, int(1e6 * fault.at))]
+        words = (self._seed, fault.target, int(1e6 * fault.at), 1)
+        if fault.kind == "foreign-kv":
+            return self._overwrite(engine, fault, request, phase, words)
+        stage = None if fault.target == DRIVER else engine.hosts[fault.target % len(engine.hosts)].stage
+        table = engine.driver.table if fault.target == DRIVER else None if stage is None else stage.table
+        slot = request.slot
+        if table is None or slot is None or int(table.columns["generation"][slot]) != request.generation:
+            return False
+        if not flip(fault.kind.removeprefix("flip-"), table, slot, engine.shape.block_count, *words):
+            return False
+        self._touched.append(_Touched(fault=fault, phase=phase, request=request.spec.request_id))
+        return True
+
+    def _overwrite(self, engine: SimEngine, fault: Fault, request: LiveRequest, phase: str, words: tuple[int, ...]) -> bool:
+        index = fault.target % len(engine.hosts)
+        stage, blocks = engine.hosts[index].stage, request.blocks[0]
+        slot = request.slot
+        if stage is None or slot is None or int(stage.table.columns["generation"][slot]) != request.generation:
+            return False
+        count = -(-int(stage.table.columns["computed"][slot]) // engine.shape.block_size)
+        if not count:
+            return False
+        block = blocks[pick(min(count, len(blocks)), *words)]
+        overwrite_block(engine.executors[index].inner, stage._provenance[0], block, *words)  # type: ignore[attr-defined]
+        self._touched.append(_Touched(fault=fault, phase=phase, request=request.spec.request_id, block=block))
+        return True
+
+    # Poison
+
+    def before_work(self, engine: int, stage: int, layout: BatchLayout) -> None:
+        """The stage dies if a row of a poison request is to be computed from its fatal token on."""
+        for fault in self._poison:
+            if fault.engine != engine or fault.target % len(self._engines[engine].hosts) != stage:
+                continue
+            for generation, end in zip(layout.generation.tolist(), (layout.start + layout.count).tolist(), strict=True):
+                live = self._engines[engine].driver.scheduler.request_of(generation)
+                if live is not None and live.spec.request_id == fault.request and end >= live.prompt_length + fault.other:
+                    self.struck.add(fault.request)
+                    self.note(fault, "prefill" if live.known == live.prompt_length else "decode")
+                    raise ProcessEnded
+
+    # Failures that the engines noticed
+
+    def explain(self, engine: int, error: LockstepError, concerned: Sequence[str]) -> list[str]:
+        """What is wrong about this failure: that no fault explains it, or whom it blames. The epoch is over, and its changes of state with it."""
+        touched = [change for change in self._touched if change.fault.engine == engine]
+        self._touched = [change for change in self._touched if change.fault.engine != engine]
+        name = type(error).__name__
+        change = next((change for change in touched if name in KINDS[change.fault.kind].seen_as), None)
+        if change is not None:
+            self.note(change.fault, change.phase)
+        explaining = [fault for fault in self._done if fault.engine == engine and name in KINDS[fault.kind].seen_as]
+        if not explaining:
+            return [f"no fault explains {name}: {error}"]
+        self._done.remove(explaining[-1])
+        if not isinstance(error, InternalError) or not concerned:
+            return []
+        innocent = set(concerned) - self._concerned(self._engines[engine], touched)
+        return [f"{sorted(innocent)} are blamed and no fault concerns them: {name}: {error}"] if innocent else []
+
+    @staticmethod
+    def _concerned(engine: SimEngine, touched: Sequence[_Touched]) -> set[str]:
+        names = {change.request for change in touched}
+        blocks = {change.block for change in touched if change.block >= 0}
+        return names | {request.spec.request_id for request in engine.driver.scheduler._running if blocks.intersection(*[request.blocks[0]])}
+
+
+def _computed_phase(engine: SimEngine, request: LiveRequest) -> str:
+    phase = engine.request_phase(request.spec.request_id)
+    return "decode" if phase in ("in flight", "finishing") else phase

@@ -1,0 +1,20 @@
+"""Mutants: parts in which one rule is loosened, to see which check notices. `MUTANTS` has all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lockstep.sim.mutants import booking, deciding, four, handing, linking, replicas, sampling
+from lockstep.sim.mutants.mutant import ALL, ONE, Mutant, Setting, Witness
+
+MUTANTS: Sequence[Mutant] = tuple(mutant for module in (four, deciding, booking, replicas, sampling, handing, linking) for mutant in module.MUTANTS)
+
+NO_CODE_YET: Mapping[str, str] = {
+    "rule 14": "no state is derived from tokens yet: no penalties, no grammar, no drafter with KV of its own",
+    "rule 18": "prompt log probabilities are not computed yet",
+    "rule 28": "no values stay on a GPU: every result comes to the driver before its tokens are used",
+    "rule 29": "no tensor parallelism yet",
+}
+"""Rules that nothing in the engine can break yet, and why."""
+
+__all__ = ["ALL", "MUTANTS", "NO_CODE_YET", "ONE", "Mutant", "Setting", "Witness"]

@@ -1,0 +1,233 @@
+"""Runs mutants until something kills them, and says what: a check at run time, and after how many steps, or only the oracle after the run.
+
+A run kills a mutant if it fails where the same scenario with the real parts does not. What Python raises in the mutant's own code is no kill: such a
+mutant is broken.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lockstep import errors
+from lockstep.errors import InternalError, LockstepError
+from lockstep.sim.drawing import _link, _poison, draw
+from lockstep.sim.mutants import MUTANTS, Mutant, Setting, Witness
+from lockstep.sim.mutation_bounds import broken_bound
+from lockstep.sim.parts import Parts
+from lockstep.sim.scenario import Fault, Scenario
+from lockstep.sim.simulation import Outcome, Simulation
+
+SEEDS_MOST = 300
+"""Scenarios that suit a mutant, after which it counts as a survivor."""
+
+SEEDS_AFTER_KILL = 6
+"""More of them after the first that kills it, to see what else does."""
+
+ORACLE, AUDIT, LIVENESS, BOUND = "oracle", "audit", "liveness", "bound"
+"""What kills besides checks at run time, which go by the class of their error: only the closed form saw it; the books when idle; nothing ended."""
+
+_AFTER_RUN = {"wrong tokens": ORACLE, "wrong end": ORACLE, "stream": ORACLE, "audit": AUDIT, "not finished": LIVENESS}
+_CHECKS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, LockstepError)) | {"AssertionError"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """applied: the scope. by: every check that killed it in the runs looked at, first the first. first_seed: of the first killing run, -1 for none.
+    steps_to_detect: from the step at which it first did otherwise to the one that a check at run time stopped, in that run; None if it was seen
+    after the run, or in another epoch. met: in how many runs it did otherwise. broken: what Python raised in it, or ''."""
+
+    name: str
+    kind: str
+    applied: str
+    killed: bool
+    by: tuple[str, ...]
+    first_seed: int
+    steps_to_detect: int | None
+    equivalent: str | None
+    runs: int
+    met: int
+    broken: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Equivalent ones survive, all others are killed."""
+        return not self.broken and self.killed == (self.equivalent is None)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """by: what killed it, '' for nothing. at: (epoch, step) of what was noticed."""
+
+    by: str = ""
+    at: tuple[int, int] | None = None
+    broken: str = ""
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _Raised:
+    """What stages raised that no part of the engine raises on purpose."""
+
+    names: list[str] = field(default_factory=list)
+
+
+class _Noticing(Simulation):
+    """Keeps at which step of which epoch the last failure was noticed, and what ended an engine."""
+
+    at: tuple[int, int] | None = None
+    death = ""
+
+    def note_detection(self, engine: int, error: LockstepError, concerned: Sequence[str]) -> None:
+        driver = self.engines[engine].driver
+        named = error.step if isinstance(error, InternalError) else -1
+        self.at = (driver.epoch, named if named >= 0 else driver.scheduler.received)
+        super().note_detection(engine, error, concerned)
+
+    def note_death(self, engine: int, error: Exception) -> None:
+        driver = self.engines[engine].driver
+        self.at, self.death = (driver.epoch, driver.scheduler.received), type(error).__name__
+        super().note_death(engine, error)
+
+
+def _guarded(make_stage: Callable[..., Any], raised: _Raised) -> Callable[..., Any]:
+    """Stages that say what Python raised in them."""
+
+    def guard(call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*given: Any) -> Any:
+            try:
+                return call(*given)
+            except LockstepError:
+                raise
+            except Exception as error:
+                raised.names.append(f"{type(error).__name__}: {error}")
+                raise
+
+        return guarded
+
+    def make(**given: Any) -> Any:
+        stage = make_stage(**given)
+        for name in ("advance", "offer", "offer_part", "offer_pull"):
+            setattr(stage, name, guard(getattr(stage, name)))
+        return stage
+
+    return make
+
+
+def _run(scenario: Scenario, parts: Parts) -> _Run:
+    raised = _Raised()
+    try:
+        simulation = _Noticing(scenario, replace(parts, make_stage=_guarded(parts.make_stage, raised)), None)
+        outcome = simulation.run()
+    except Exception as error:
+        return _Run(broken=f"{type(error).__name__}: {error}")
+    return _judged(outcome, simulation, [name for name in raised.names if not name.startswith("ProcessEnded")])
+
+
+def _judged(outcome: Outcome, simulation: _Noticing, raised: Sequence[str]) -> _Run:
+    if not outcome.failures:
+        return _Run()
+    first = outcome.failures[0]
+    by, at = _AFTER_RUN.get(first.kind, ""), None
+    if not by:
+        at = simulation.at
+        by = simulation.death or (raised[0].split(":")[0] if raised else outcome.detections[-1].check)
+    broken = "" if by in _CHECKS or by in _AFTER_RUN.values() else (raised[0] if raised else first.text)
+    return _Run(by="" if broken else by, at=at, broken=broken, text=first.text)
+
+
+# Scenarios
+
+
+def scenarios(setting: Setting, first_seed: int) -> Iterator[Scenario]:
+    """Drawn ones that suit the setting, on and on."""
+    seed = first_seed
+    while True:
+        scenario = _adapted(draw(seed), setting)
+        if scenario is not None:
+            yield scenario
+        seed += 1
+
+
+def _adapted(scenario: Scenario, setting: Setting) -> Scenario | None:
+    engines = scenario.engines
+    unfit = (
+        scenario.framed
+        or (setting.drafts is not None and all(bool(engine.drafts_max) != setting.drafts for engine in engines))
+        or setting.hand_over != (len(engines) > 1)
+        or (setting.asynchronous is not None and any(engine.asynchronous != setting.asynchronous for engine in engines))
+        or min(engine.stage_count for engine in engines) < setting.stages_least
+    )
+    if unfit:
+        return None
+    asks = scenario.asks if setting.aborts else tuple(replace(ask, abort=None) for ask in scenario.asks)
+    if setting.alike:
+        asks = tuple(replace(ask, prompt=tuple(token % 2 for token in ask.prompt)) for ask in asks)
+    made = replace(scenario, asks=asks, faults=())
+    return replace(made, faults=tuple(_faults(made, setting.faults)))
+
+
+def _faults(scenario: Scenario, kinds: Sequence[str]) -> Iterator[Fault]:
+    """One of each kind, at some early time."""
+    rng = random.Random(scenario.seed)
+    for kind in kinds:
+        engine = len(scenario.engines) - 1 if kind.startswith("kv-part") else rng.randrange(len(scenario.engines))
+        count = scenario.engines[engine].stage_count
+        if kind == "poison":
+            yield from _poison(rng, scenario.engines, scenario.asks)
+        elif kind.startswith("link-"):
+            target, other = _link(rng, count, "")
+            yield Fault(kind=kind, at=rng.random() * 0.3, engine=engine, target=target, other=other)
+        else:
+            yield Fault(kind=kind, at=rng.random() * 0.3, engine=engine, target=rng.randrange(count))
+
+
+# Verdicts
+
+
+def judge(mutant: Mutant, scope: str, *, first_seed: int = 0, seeds_most: int = SEEDS_MOST, seeds_after: int = SEEDS_AFTER_KILL) -> Verdict:
+    """Runs it until it is killed and a little longer, or for as many scenarios as there may be."""
+    by: dict[str, None] = {}
+    seed, steps, runs, met, broken = -1, None, 0, 0, ""
+    if mutant.bound is not None and broken_bound(mutant.bound, mutant.parts[scope](Witness())):
+        by[BOUND], seed, seeds_most = None, first_seed, seeds_after
+    for scenario in scenarios(mutant.setting, first_seed):
+        if runs >= seeds_most or broken:
+            break
+        runs += 1
+        witness = Witness()
+        seen = _run(scenario, mutant.parts[scope](witness))
+        met += bool(witness.noted)
+        broken = seen.broken
+        if not seen.by or _run(scenario, Parts()).by:
+            continue
+        if not by:
+            began = None if seen.at is None else witness.first_in(seen.at[0])
+            steps = None if began is None or seen.at is None else max(0, seen.at[1] - began)
+            seed, seeds_most = scenario.seed, min(seeds_most, runs + seeds_after)
+        by[seen.by] = None
+    return Verdict(
+        name=mutant.name,
+        kind=mutant.kind,
+        applied=scope,
+        killed=bool(by),
+        by=tuple(by),
+        first_seed=seed,
+        steps_to_detect=steps,
+        equivalent=mutant.equivalent,
+        runs=runs,
+        met=met,
+        broken=broken,
+    )
+
+
+def cases(name: str | None = None) -> list[tuple[str, str]]:
+    """(name, scope) of all mutants, or of one."""
+    return [(mutant.name, scope) for mutant in MUTANTS if name in (None, mutant.name) for scope in mutant.parts]
+
+
+def judge_case(case: tuple[str, str]) -> Verdict:
+    name, scope = case
+    return judge(next(mutant for mutant in MUTANTS if mutant.name == name), scope)
