@@ -51,9 +51,9 @@ format: setup-test
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
 
-# Random runs of driver and stages on the oracle model: make sim SEEDS=20000
-sim: setup-test
-	LOCKSTEP_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest tests/pure/test_rig_oracle.py
+# Random runs of driver, loop and stages in virtual time, with faults, against the oracle model: make sim SEEDS=20000
+sim: setup
+	$(BIN)/lockstep sim --seeds $(SEEDS) $(ARGS)
 
 # The promise, on this machine with the embedded model, in both dtypes.
 verify: setup

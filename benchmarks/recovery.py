@@ -69,8 +69,8 @@ def served(stages: int, streams: int) -> Iterator[tuple[str, int]]:
             reader.join()
 
 
-def stage_process(server: int, index: int) -> psutil.Process:
-    """The stage's process; waits for the one that takes a lost one's place."""
+def stage_process(server: int, index: int, former: psutil.Process | None) -> psutil.Process:
+    """The stage's process; waits for the one that takes the place of `former`."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for child in psutil.Process(server).children():
@@ -78,7 +78,7 @@ def stage_process(server: int, index: int) -> psutil.Process:
                 command = child.cmdline()
             except psutil.NoSuchProcess:
                 continue
-            if "lockstep.launch" in command and command[-2] == str(index):
+            if "lockstep.launch" in command and command[-2] == str(index) and child != former:
                 return child
         time.sleep(0.005)
     raise SystemExit(f"stage {index} is not started again")
@@ -114,9 +114,10 @@ async def strike(run: Run, server: int, stage: int, number: signal.Signals, mome
     """Two signals to a stage: once so many tokens have come, and so many seconds later."""
     while run.count < moments[0]:
         await asyncio.sleep(0.002)
+    process = None
     for delay_s in (0.0, moments[1]):
         await asyncio.sleep(delay_s)
-        process = await asyncio.to_thread(stage_process, server, stage)
+        process = await asyncio.to_thread(stage_process, server, stage, process)
         process.send_signal(number)
         run.signals.append(time.monotonic())
 

@@ -29,7 +29,8 @@ def code_line_count(module: Module) -> int:
 
 def check_count(module: Module) -> int:
     """Assert statements and calls of the table's checks."""
-    names = [node.func.attr for node in ast.walk(module.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    called = [node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    names = [function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "") for function in called]
     return sum(isinstance(node, ast.Assert) for node in ast.walk(module.tree)) + sum(name.startswith("_expect") for name in names)
 
 

@@ -78,6 +78,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
     with served("-pp", str(STAGES), "--recorder-folder", str(folder), *flags) as server:
         yield server
         assert len(list(folder.iterdir())) == server.health()[1]["restarts"]
+        last = server.stages_now()
+        server.process.terminate()
+        assert server.process.wait(PATIENCE_S) == 0
+        assert_all_gone(last)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from lockstep.core.digest import Digest
 from lockstep.core.table import SlotTable
 from lockstep.errors import CallerError, DivergenceError, LogError, ProvenanceError, StalledError
 from lockstep.runtime.recorder import Recorder
-from lockstep.runtime.recording import Recording, read, to_bytes
+from lockstep.runtime.recording import _FRAME, Recording, read, to_bytes
 from lockstep.runtime.replay import Replica
 from lockstep.runtime.retrace import compare, retrace
 
@@ -294,6 +294,19 @@ def test_token_ids_are_in_a_file_only_on_request(tmp_path: Path) -> None:
         assert secret not in without
 
 
+def test_snapshot_of_a_file_without_them_has_no_token_either(tmp_path: Path) -> None:
+    run = RecordedRun(steps_kept=4).run(14)
+    true, hashed = (read(dumped(run, tmp_path, with_tokens=kept)).start.table for kept in (True, False))
+    for name, least in (("tokens", 20), ("drafts", 2)):
+        a, b = getattr(true, name).values, getattr(hashed, name).values
+        assert len(a) == len(b) >= least
+        assert not (a == b).any()
+    assert not any(set(a.stop_ids) & set(b.stop_ids) for a, b in zip(true.sides, hashed.sides, strict=True))
+    assert not any(
+        part in unpacked(tmp_path / "i1.lockstep") for part in runs_of_three([true.tokens.row(i).tolist() for i in range(len(true.tokens))])
+    )
+
+
 def words_of(recording: Recording) -> set[int]:
     """Every 64-bit word that is made of tokens: tags, side hashes, salts, digests."""
     words = {recording.start.digest}
@@ -407,7 +420,7 @@ def refused(data: bytes, path: Path) -> str:
 
 
 def test_truncated_file_is_refused(written: bytes, tmp_path: Path) -> None:
-    for length in range(0, len(written), 97):
+    for length in [*range(0, len(written), 97), len(written) - 5, len(written) - 1]:
         message = refused(written[:length], tmp_path / "x.lockstep")
         assert "is damaged" in message or "is not a recording" in message or "has format" in message
 
@@ -432,6 +445,19 @@ def test_damage_under_the_compression_is_noticed(written: bytes, tmp_path: Path)
         assert "is damaged" in refused(line + b"\n" + zlib.compress(damaged), tmp_path / "x.lockstep")
     for cut in (1, 20, len(body) // 2):
         assert "is damaged" in refused(line + b"\n" + zlib.compress(body[:-cut]), tmp_path / "x.lockstep")
+
+
+def test_file_that_lacks_a_frame_is_refused(written: bytes, tmp_path: Path) -> None:
+    line, _, packed = written.partition(b"\n")
+    body, frames, at = zlib.decompress(packed), [], 0
+    while at < len(body):
+        end = at + _FRAME.size + _FRAME.unpack_from(body, at)[2]
+        frames.append(body[at:end])
+        at = end
+    assert len(frames) == 2 + 6 + 1
+    for dropped in range(len(frames)):
+        rest = b"".join(frame for i, frame in enumerate(frames) if i != dropped)
+        assert "it should hold" in refused(line + b"\n" + zlib.compress(rest), tmp_path / "x.lockstep")
 
 
 def test_other_files_are_refused_by_name(written: bytes, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_request_that_kills_its_stage_is_ended_and_no_innocent_is(known: int) ->
     run.check_right(innocent)
     assert run.ends["r2"].finish_reason is FinishReason.ERROR
     assert isinstance(run.ends["r2"].error, PoisonError)
-    assert run.loop.counts.restarts == 3
+    assert run.loop.counts.restarts == 4
     assert run.tokens["r2"] == closed_form(requests[2], layer_count=LAYER_COUNT, vocabulary=VOCABULARY)[: len(run.tokens["r2"])]
 
 
@@ -191,7 +191,8 @@ def test_changed_column_of_one_stage_ends_that_request_and_no_other(column: str,
     error = run.ends[ended[0]].error
     assert isinstance(error, InternalError)
     assert "incident i0" in str(error)
-    assert "slot 1" in str(error) or [slot for slot, _ in error.concerned] == [1]
+    assert "slot 1" in run.loop.counts.last
+    assert "slot" not in str(error), "values are for the server's log; they may be another client's"
     whole = closed_form(next(r for r in requests if r.request_id == ended[0]), layer_count=LAYER_COUNT, vocabulary=VOCABULARY)
     assert run.tokens[ended[0]] == whole[: len(run.tokens[ended[0]])]
     run.check_right([request for request in requests if request.request_id not in ended])
@@ -202,8 +203,8 @@ def test_divergence_names_step_slot_column_and_both_values(stage: int) -> None:
     run = Run(change("seed", 1, 77, stage), some_requests())
     (error,) = [event.error for event in run.ends.values() if event.error is not None]
     assert isinstance(error, DivergenceError)
-    assert "layout.sampling.seed" in str(error)
-    assert "77" in str(error)
+    assert "layout.sampling.seed" in run.loop.counts.last
+    assert "77" in run.loop.counts.last
     assert run.loop.counts.divergences == 1
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lockstep import __version__
-from lockstep.cli import generate, replay, serve, verify
+from lockstep.cli import generate, replay, serve, sim, verify
 from lockstep.cli.flags import expand_config_file, refuse_unsupported
 from lockstep.errors import CallerError, LockstepError
 
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (serve, generate, verify, replay):
+    for module in (serve, generate, verify, replay, sim):
         module.add_command(commands)
     return parser
 

@@ -14,7 +14,7 @@ from lockstep.core.records import Side, Transfer
 from lockstep.core.types import I32, NO_STEP
 
 STRIKES_SUSPECT, STRIKES_MAX = 2, 3
-"""From so many strikes on a request runs with no other suspect; at so many it is ended."""
+"""From so many strikes on a request runs with no other suspect; from so many on with nobody at all, and if the engine fails then it is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +132,11 @@ class LiveRequest:
     def suspect(self) -> bool:
         """It was computed in failure after failure and has not got past that point: it runs with no other suspect."""
         return self.strikes >= STRIKES_SUSPECT
+
+    @property
+    def isolated(self) -> bool:
+        """It was there in so many failures that it runs with nobody else: if it is innocent, nobody can make it look guilty."""
+        return self.strikes >= STRIKES_MAX
 
     @property
     def ending(self) -> bool:

@@ -71,6 +71,7 @@ class Scheduler:
         self._next_arrival = 0
         self._requests: dict[str, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
+        self._isolated: list[LiveRequest] = []
         self._begin(epoch, 0)
 
     def _begin(self, epoch: int, first_transfer: int) -> None:
@@ -97,22 +98,22 @@ class Scheduler:
     # Epochs
 
     def restart(self, epoch: int, *, strikes: bool) -> list[LiveRequest]:
-        """Begin a new epoch: every live request waits again with all that it knows. strikes: requests with rows in unresolved plans get one;
-        those that it ends are returned, and are no longer known here."""
+        """Begin a new epoch: every live request waits again with all that it knows. strikes: requests with rows in unresolved plans get one.
+        A request that has too many, and was alone in those plans, is returned and no longer known here: only it can have been the cause."""
         assert epoch > self.epoch, (epoch, self.epoch)
         in_plans = sorted(frozenset[int]().union(*self._generations_in_plan.values())) if strikes else []
+        struck = [request for generation in in_plans if (request := self.request_of(generation)) is not None]
         poison = []
-        for request in (self._by_generation[generation] for generation in in_plans if generation in self._by_generation):
-            if self._requests.get(request.spec.request_id) is not request:
-                continue
+        for request in struck:
             request.strikes += 1
             request.suspect_until = request.known_most
-            if request.strikes >= STRIKES_MAX:
+            if request.strikes >= STRIKES_MAX and len(in_plans) == 1:
                 del self._requests[request.spec.request_id]
                 poison.append(request)
         for request in self._requests.values():
             request.leave_slot()
         self._waiting = sorted(self._requests.values(), key=self._rank)
+        self._isolated = [request for request in self._waiting if request.isolated]
         self._begin(epoch, self.transfers.next_number)
         return poison
 
@@ -261,22 +262,32 @@ class Scheduler:
 
     def _plan_admissions(self, build: PlanBuilder) -> None:
         """In rank order, none passing another but a sibling that waits for its elder, and a suspect that waits for another. After a preemption in
-        this plan nobody comes in."""
+        this plan nobody comes in. Isolated requests go first, and alone."""
+        if self._isolated:
+            self._isolated = [request for request in self._isolated if request.isolated and request.spec.request_id in self._requests]
+        if self._isolated:
+            if not self._running:
+                self._try_admit(self._isolated[0], build)
+            return
         index = 0
         while index < len(self._waiting) and self._free_slots and not build.preempted and build.budget_used < self.config.token_budget:
             request = self._waiting[index]
             if self._waits_for_elder(request, build) or (request.suspect and any(other.suspect for other in self._running)):
                 index += 1
-                continue
-            hits = self.book.find_hits(request)
-            if not self.book.fits_beside(hits, request.known):
+            elif not self._try_admit(request, build):
                 break
-            del self._waiting[index]
-            self._admit(request, hits, build)
-            if request.importing:
-                self._extend(request, request.known, build)
-            elif not self._try_prefill(request, build):
-                raise InternalError(f"request {request.spec.request_id!r} was admitted and its first chunk found no blocks")
+
+    def _try_admit(self, request: LiveRequest, build: PlanBuilder) -> bool:
+        hits = self.book.find_hits(request)
+        if not self.book.fits_beside(hits, request.known):
+            return False
+        self._waiting.remove(request)
+        self._admit(request, hits, build)
+        if request.importing:
+            self._extend(request, request.known, build)
+        elif not self._try_prefill(request, build):
+            raise InternalError(f"request {request.spec.request_id!r} was admitted and its first chunk found no blocks")
+        return True
 
     def _waits_for_elder(self, request: LiveRequest, build: PlanBuilder) -> bool:
         """PROTOCOL.md 26: a sibling comes in one plan after the first's prompt is planned, so that it hits its blocks."""

@@ -134,6 +134,8 @@ class Driver:
         if plan is None:
             return None
         self._unresolved.append(plan)
+        for generation in plan.releases.generations.tolist():
+            self._imports.pop(generation, None)
         generations = plan.admissions.values["generation"].tolist() if len(plan.admissions.slots) else []
         for transfer, generation in zip(plan.admissions.transfers, generations, strict=True):
             if transfer is not None:

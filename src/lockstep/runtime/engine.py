@@ -158,7 +158,7 @@ class Engine:
         return EngineState(
             phase=phase,
             failure=failure,
-            reason=counts.last if phase == "recovering" else "",
+            reason=f"incident {counts.last_incident}: {counts.last_code}" if phase == "recovering" else "",
             epoch=scheduler.epoch,
             restarts=counts.restarts,
             divergences=counts.divergences,

@@ -50,13 +50,15 @@ class RestartPolicy:
 
 @dataclass(slots=True)
 class FailureCounts:
-    """For metrics and tests. restarts: epochs begun after a failure. last: what failed last, in words."""
+    """For metrics and tests. restarts: epochs begun after a failure. last: what failed last, with values that are for the log alone;
+    last_code: its kind."""
 
     restarts: int = 0
     divergences: int = 0
     provenance_failures: int = 0
     ended_requests: int = 0
     last: str = ""
+    last_code: str = ""
     last_incident: str = ""
 
 
@@ -128,14 +130,16 @@ class EngineLoop:
                     self.cluster.send(plan)
             self._take(timeout_s if self._begin_at is None else min(timeout_s, self._begin_at - now))
         except (PeerError, InternalError) as error:
-            self._recover(error)
+            if self._begin_at is None:  # else the epoch is over already, and `begin` will see to whatever is lost
+                self._recover(error)
 
     def _take(self, timeout_s: float) -> None:
-        """What came before a failure in the same turn is delivered."""
+        """What came before a failure in the same turn is delivered; what still comes of an epoch that is over is not."""
         events: list[TokenEvent] = []
         try:
             for message in self.cluster.poll(max(0.0, timeout_s)):
-                events += self.driver.receive(message)
+                if message.epoch == self.driver.epoch:
+                    events += self.driver.receive(message)
         finally:
             self._in_a_row = 0 if events else self._in_a_row
             self._dispatch(events)
@@ -171,7 +175,7 @@ class EngineLoop:
     def _count(self, error: LockstepError, incident: str) -> None:
         self.counts.divergences += isinstance(error, DivergenceError)
         self.counts.provenance_failures += isinstance(error, ProvenanceError)
-        self.counts.last, self.counts.last_incident = str(error), incident
+        self.counts.last, self.counts.last_code, self.counts.last_incident = str(error), error.code, incident
 
     # Events
 
@@ -205,8 +209,12 @@ def _refusal(request: EngineRequest) -> TokenEvent:
 
 
 def _with_incident(error: InternalError, incident: str) -> InternalError:
-    """The error as its request's client sees it."""
-    return type(error)(f"incident {incident}: {error}", step=error.step, concerned=error.concerned, request_ids=error.request_ids)
+    """The error as its request's client sees it. Values stay in the log and in the recording: they may be another client's."""
+    return type(error)(
+        f"incident {incident}: the engine's state of this request was found to be wrong at step {error.step} ({error.code}); the request is ended "
+        "rather than answered from it. Send it again; the server's log names what was found under the incident",
+        step=error.step,
+    )
 
 
 def _poisoned(error: LockstepError, incident: str) -> LockstepError:

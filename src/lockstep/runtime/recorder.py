@@ -66,7 +66,7 @@ class Recorder:
 
     def before(self, plan: StepPlan, replica: Replica) -> None:
         """The driver's replica is about to run the plan. After a failure it may run on without results."""
-        if len(self._spans[-1].entries) >= self._steps_kept and not self._running:
+        if len(self._spans[-1].entries) >= self._steps_kept:
             self._spans = [self._spans[-1], _Span(_start(replica))]
         self._running.append(plan)
 

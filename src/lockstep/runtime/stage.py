@@ -63,8 +63,8 @@ def results_expected(stage_count: int, is_last: bool) -> int:
 
 class Stage:
     """Stage `index` of `count` in epoch `epoch`; a new epoch is a new Stage. provenance: one a KV group. layers, kv: for the hand-over of KV between
-    engines; without kv it takes no part in any. accept: what the last stage decides by; tests loosen it. checks: False leaves out digests and provenance, to measure what they cost. clock: seconds, to
-    time the checks; without one they are not timed."""
+    engines; without kv it takes no part in any. accept: what the last stage decides by; tests loosen it. checks: False leaves out digests and
+    provenance, to measure what they cost. clock: seconds, to time the checks; without one they are not timed."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def _engine(rng: random.Random, cap_max: int) -> EngineShape:
         drafts_max=rng.choice([0, 0, 0, 1, 2, 4, 8]),
         work_s=tuple(0.03 if stage == slow else rng.choice([0.005, 0.01, 0.015]) for stage in range(stage_count)),
         import_timeout_s=rng.choice([0.15, 0.3]),
-        lease_s=rng.choice([0.01, 0.05, 0.6, 0.6, 0.6]),
+        lease_s=rng.choice([0.01, 0.6, 0.6, 0.6, 0.6, 0.6]),
     )
 
 

@@ -299,7 +299,9 @@ class SimEngine:
             return "importing"
         if any(not request.prefilling for request in running):
             return "decode"
-        return "prefill" if running else "idle"
+        if running or not self.driver.waits:
+            return "prefill" if scheduler.has_work else "idle"
+        return "decode"
 
     def request_phase(self, request_id: str) -> str:
         """'' if it is not here."""

@@ -89,9 +89,11 @@ class Injector:
 
     def note(self, fault: Fault, phase: str = "") -> None:
         """It has taken effect."""
-        engine = self._engines[fault.engine]
         self._done.append(fault)
-        self.count(fault.kind, phase or engine.phase, engine)
+        if fault.kind.startswith("kv-"):
+            self.count(fault.kind, "importing", self._engines[-1])
+        else:
+            self.count(fault.kind, phase or self._engines[fault.engine].phase, self._engines[fault.engine])
 
     def count(self, kind: str, phase: str, engine: SimEngine) -> None:
         mode = mode_of(asynchronous=engine.shape.asynchronous, drafts_max=engine.shape.drafts_max)
@@ -137,13 +139,13 @@ class Injector:
     # Poison
 
     def before_work(self, engine: int, stage: int, layout: BatchLayout) -> None:
-        """The stage dies if a row of a poison request is to be computed from its fatal token on."""
+        """The stage dies if a row of a poison request is to be computed once its fatal token is known."""
         for fault in self._poison:
             if fault.engine != engine or fault.target % len(self._engines[engine].hosts) != stage:
                 continue
-            for generation, end in zip(layout.generation.tolist(), (layout.start + layout.count).tolist(), strict=True):
+            for generation, known in zip(layout.generation.tolist(), layout.known.tolist(), strict=True):
                 live = self._engines[engine].driver.scheduler.request_of(generation)
-                if live is not None and live.spec.request_id == fault.request and end >= live.prompt_length + fault.other:
+                if live is not None and live.spec.request_id == fault.request and known >= live.prompt_length + fault.other:
                     self.struck.add(fault.request)
                     self.note(fault, "prefill" if live.known == live.prompt_length else "decode")
                     raise ProcessEnded

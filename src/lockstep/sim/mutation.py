@@ -6,6 +6,7 @@ mutant is broken.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,6 +160,7 @@ def _adapted(scenario: Scenario, setting: Setting) -> Scenario | None:
         or setting.hand_over != (len(engines) > 1)
         or (setting.asynchronous is not None and any(engine.asynchronous != setting.asynchronous for engine in engines))
         or min(engine.stage_count for engine in engines) < setting.stages_least
+        or (setting.plans_most and max(engine.microbatch_count + engine.asynchronous for engine in engines) > setting.plans_most)
     )
     if unfit:
         return None
@@ -226,6 +228,15 @@ def judge(mutant: Mutant, scope: str, *, first_seed: int = 0, seeds_most: int = 
 def cases(name: str | None = None) -> list[tuple[str, str]]:
     """(name, scope) of all mutants, or of one."""
     return [(mutant.name, scope) for mutant in MUTANTS if name in (None, mutant.name) for scope in mutant.parts]
+
+
+def judge_all(chosen: Sequence[tuple[str, str]], jobs: int) -> Iterator[Verdict]:
+    """In the order of the cases, as they become known."""
+    if jobs <= 1:
+        yield from map(judge_case, chosen)
+        return
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap(judge_case, chosen)
 
 
 def judge_case(case: tuple[str, str]) -> Verdict:

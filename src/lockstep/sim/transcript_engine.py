@@ -67,7 +67,7 @@ def shape_of(command: Command) -> Shape:
 
 
 class EngineCommands:
-    """One engine, made by the command `engine`. scripts: by seed, of all engines; clock: seconds. requests, told: what was asked, and every token that
+    """One engine, made by the command `engine`. scripts: by seed, of all engines; clock: seconds. requests, told: what was asked, and all tokens that
     clients got, by request."""
 
     def __init__(self, made_by: Command, parts: Parts, scripts: dict[int, Script], clock: Callable[[], float]) -> None:

@@ -245,7 +245,9 @@ class Matrix:
     def _cell_config(self, settings: Mapping[str, Any]) -> EngineConfig:
         slots = REQUEST_COUNT + NEIGHBOUR_COUNT
         blocks = 2 * slots * -(-self._window // self._config.block_size)
-        return dataclasses.replace(self._config, max_model_len=self._window, max_num_seqs=slots, num_gpu_blocks_override=blocks, **settings)
+        shape: dict[str, Any] = {"max_model_len": self._window, "max_num_seqs": slots, "num_gpu_blocks_override": blocks}
+        # A failure is a finding; an engine that recovers from it would hide it.
+        return dataclasses.replace(self._config, max_restarts=0, **shape, **settings)
 
     def _script(self, engine: AnyEngine, factory: RequestFactory, cell: Cell, asks: Sequence[Ask]) -> Script:
         workload = self._workload

@@ -86,6 +86,35 @@ class EmbedsPrompts(Scheduler):
         return replace(plan, admissions=replace(admissions, marks=marks))
 
 
+class WritesFullAdmissions(Scheduler):
+    """An admission's cap is what it knows, so that it must be refused. AdmitsPastCap needs a driver that is wrong."""
+
+    def _commit(self, build: PlanBuilder) -> StepPlan:
+        plan = super()._commit(build)
+        if not len(plan.admissions.slots):
+            return plan
+        values = {**plan.admissions.values, "length_cap": plan.admissions.values["known"]}
+        return replace(plan, admissions=replace(plan.admissions, values=values))
+
+
+class WidensRows(Scheduler):
+    """Every row that samples has room for drafts, also where none can be; nothing is loosened here. KeepsDrafts needs them: the engine's own rows are
+    as wide as what it knows."""
+
+    def _commit(self, build: PlanBuilder) -> StepPlan:
+        plan = super()._commit(build)
+        wider = plan.rows.counts + plan.rows.samples * np.int32(self.config.drafts_max)
+        return replace(plan, rows=replace(plan.rows, counts=wider))
+
+
+class ReversesRows(Scheduler):
+    """Rows come in the other order, a chunk before the decodes, which must not matter; nothing is loosened here."""
+
+    def _commit(self, build: PlanBuilder) -> StepPlan:
+        plan = super()._commit(build)
+        return replace(plan, rows=replace(plan.rows, **{name: array[::-1].copy() for name, array in plan.rows.columns().items()}))
+
+
 # S2: who sends and who takes results, also at a step that samples nothing
 
 
@@ -248,17 +277,6 @@ class AdmitsPastCap(WatchedTable):
         super()._expect(True if unchecked else right, message, *concerned)
 
 
-class WritesFullAdmissions(Scheduler):
-    """An admission's cap is what it knows, so that it must be refused. AdmitsPastCap needs a driver that is wrong."""
-
-    def _commit(self, build: PlanBuilder) -> StepPlan:
-        plan = super()._commit(build)
-        if not len(plan.admissions.slots):
-            return plan
-        values = {**plan.admissions.values, "length_cap": plan.admissions.values["known"]}
-        return replace(plan, admissions=replace(plan.admissions, values=values))
-
-
 def accept_without_end_at_cap(layout: BatchLayout, sampled: I32, **others: Any) -> StepResult:
     return accept(replace(layout, length_cap=layout.length_cap + np.int32(1000)), sampled, **others)
 
@@ -298,10 +316,10 @@ MUTANTS: Sequence[Mutant] = (
         "tells-driver-when-empty",
         "a step that samples nothing has a result for the driver alone",
         of_last_stage(TellsOnlyDriverWhenEmpty),
-        _TWO_STAGES,
+        Setting(stages_least=2, plans_most=2),
     ),
     _mutant("S2", "sends-twice-when-empty", "a step that samples nothing has two results", of_last_stage(SendsTwiceWhenEmpty)),
-    _mutant("S3", "keeps-drafts", "an admission leaves the former owner's drafts", of_table(KeepsDrafts), _DRAFTS),
+    _mutant("S3", "keeps-drafts", "an admission leaves the former owner's drafts", of_table(KeepsDrafts, make_scheduler=WidensRows), _DRAFTS),
     _mutant("S3", "keeps-last-token", "the first decode reads the former owner's last token", of_table(KeepsLastToken)),
     _mutant("S3", "keeps-finish", "an admission leaves the former owner's finish", of_table(KeepsFinish)),
     _mutant("S3", "keeps-pending", "an admission leaves what the former owner waited for", of_table(KeepsPending), _ABORTS),
@@ -315,7 +333,7 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("S4", "skips-predicted-end", "a row that may fill its cap is not applied", of_table(SkipsPredictedEnd)),
     _mutant("S4", "accepts-without-predicted-ends", "a row that may fill its cap is not in the result", of_accept(accept_without_predicted_ends)),
     _mutant("S4", "accepts-without-end-at-cap", "a run that fills the cap does not end the request", of_accept(accept_without_end_at_cap)),
-    _mutant("S4", "accepts-by-order", "the first rows of a batch are taken for those that sample", of_accept(accept_by_order)),
+    _mutant("S4", "accepts-by-order", "the first rows of a batch are taken for those that sample", of_accept(accept_by_order, make_scheduler=ReversesRows)),
     _mutant("S4", "applies-late-results", "a result for an older generation is applied to the new owner", of_table(AppliesLateResults), _ABORTS),
     _mutant(
         "S4",

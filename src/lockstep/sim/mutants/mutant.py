@@ -54,12 +54,14 @@ Part = TypeVar("Part")
 class Setting:
     """What a scenario must have for a mutant to be met, and what it may have. drafts, hand_over, asynchronous: None for either. faults: kinds that
     are left in; every other one is taken out, as are aborts unless `aborts`. alike: all prompts are made of two tokens, so that blocks are alike
-    that stand behind different prefixes."""
+    that stand behind different prefixes. plans_most: that may be in flight; 0 for any number. What lacks a message is noticed by whoever waits for it,
+    as many plans later as are in flight."""
 
     drafts: bool | None = None
     hand_over: bool = False
     asynchronous: bool | None = None
     stages_least: int = 1
+    plans_most: int = 0
     faults: tuple[str, ...] = ()
     aborts: bool = False
     alike: bool = False
@@ -147,17 +149,17 @@ def of_numbers(numbers: type[LinkNumbers]) -> Mapping[str, MakeParts]:
     return {ONE: on_first, ALL: lambda witness: Parts(make_numbers=watched(numbers, witness))}
 
 
-def of_accept(function: Accept) -> Mapping[str, MakeParts]:
+def of_accept(function: Accept, **others: Any) -> Mapping[str, MakeParts]:
     """One rank decides for all. Whatever it decides otherwise is noted."""
 
     def parts(witness: Witness) -> Parts:
-        def decide(layout: Any, sampled: Any, *, epoch: int, **others: Any) -> Any:
-            found = function(layout, sampled, epoch=epoch, **others)
-            right = accept(layout, sampled, epoch=epoch, **others)
+        def decide(layout: Any, sampled: Any, *, epoch: int, **given: Any) -> Any:
+            found = function(layout, sampled, epoch=epoch, **given)
+            right = accept(layout, sampled, epoch=epoch, **given)
             if any((a.shape != b.shape) or (a != b).any() for a, b in zip(found.columns().values(), right.columns().values(), strict=True)):
                 witness.note(epoch, layout.step)
             return found
 
-        return Parts(accept=decide)
+        return Parts(accept=decide, **others)
 
     return {ALL: parts}
