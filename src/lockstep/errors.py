@@ -115,9 +115,7 @@ class InternalError(LockstepError):
     name. Both are empty if it cannot be told.
     """
 
-    def __init__(
-        self, message: str, *, step: int = -1, concerned: Sequence[tuple[int, int]] = (), request_ids: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, message: str, *, step: int = -1, concerned: Sequence[tuple[int, int]] = (), request_ids: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.step = step
         self.concerned = tuple(concerned)

@@ -158,6 +158,15 @@ def test_silent_stage_is_named_and_must_be_started_again() -> None:
     assert "stage 1 has not answered for 6.0 s" in stall.text
 
 
+def test_stage_that_is_started_again_and_never_speaks_is_silent_soon_and_at_its_first_start_not_before_the_start_is_late() -> None:
+    stages = Stages()
+    stages.silent, stages.unready = {0, 1}, [0, 1]
+    assert stages.run(20) is None
+    stages.watch.note_restart(1, stages.now)
+    assert stages.run(15) is None
+    assert stages.run(1).stages == (1,)
+
+
 def test_time_in_which_nobody_watched_is_nobodys_silence() -> None:
     stages = Stages()
     assert stages.run(2) is None
@@ -203,7 +212,7 @@ def test_step_without_result_names_the_link_and_only_the_stage_that_hangs_is_sta
 
 
 def test_suspect_that_is_ready_or_started_again_is_no_suspect_any_more() -> None:
-    for clear in (lambda watch: watch.end_beginning(), lambda watch: watch.note_start(1)):
+    for clear in (lambda watch: watch.end_beginning(), lambda watch: watch.note_restart(1, 31.0)):
         stages = Stages()
         stages.watch.note_plan(stages.now)
         stages.steps = {0: (1, ""), 1: (1, "")}

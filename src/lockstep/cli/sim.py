@@ -76,16 +76,20 @@ def _summary(report: Report) -> str:
 
 
 class _Progress:
-    """One line to the standard error every EACH_S seconds."""
+    """To the standard error: each failure at once, and a line every EACH_S seconds."""
 
     EACH_S = 10.0
 
     def __init__(self, total: int) -> None:
         self._total = total
+        self._failures = 0
         self._said_at = time.monotonic()
 
-    def __call__(self, runs: int, failures: int) -> None:
+    def __call__(self, report: Report) -> None:
+        for seed, failure in report.failures[self._failures :]:
+            print(f"seed {seed}: {failure.kind}: {failure.text}", file=sys.stderr, flush=True)
+        self._failures = len(report.failures)
         now = time.monotonic()
         if now - self._said_at > self.EACH_S:
             self._said_at = now
-            print(f"{runs} of {self._total} runs, {failures} failed", file=sys.stderr, flush=True)
+            print(f"{report.runs} of {self._total} runs, {self._failures} failed", file=sys.stderr, flush=True)

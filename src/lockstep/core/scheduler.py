@@ -153,6 +153,14 @@ class Scheduler:
     def request_ids(self) -> tuple[str, ...]:
         return tuple(self._requests)
 
+    def find(self, request_id: str) -> LiveRequest | None:
+        return self._requests.get(request_id)
+
+    @property
+    def running(self) -> tuple[LiveRequest, ...]:
+        """Those that hold a slot and have not ended, in rank order."""
+        return tuple(self._running)
+
     @property
     def waiting_count(self) -> int:
         return len(self._waiting)
@@ -440,6 +448,8 @@ class Scheduler:
     def audit(self) -> list[str]:
         """What is wrong with the books, in words. When idle: nothing held, free blocks = pool."""
         wrong = self.book.audit()
+        if len(self._generations_in_plan) != self.plans_in_flight:
+            wrong.append(f"{len(self._generations_in_plan)} plans are kept, {self.plans_in_flight} are in flight")
         if not self.has_work:
             for name, entries in (("running", self._running), ("waiting", self._waiting), ("by generation", self._by_generation)):
                 if entries:

@@ -253,9 +253,9 @@ class SlotTable:
         samples = start + count >= known
         self._expect(count > 0, lambda: f"{name} has rows without a token: slots {slot}, counts {count}", slot)
         assumed = rows.starts[live]
-        self._expect((assumed < 0) | (assumed == start), lambda: f"{name} assumed starts {assumed}, the table has {start}", slot)
+        self._expect((assumed < 0) | (assumed == start), lambda: f"{name} assumed starts {assumed} of slots {slot}, the table has {start}", slot)
         as_assumed = rows.samples[live] == samples
-        self._expect(as_assumed, lambda: f"{name} assumed samples {rows.samples[live]}, the table has {samples.astype(int)}", slot)
+        self._expect(as_assumed, lambda: f"{name} assumed samples {rows.samples[live]} of slots {slot}, the table has {samples.astype(int)}", slot)
         return self._layout(plan.step, slot, start, count, known, np.flatnonzero(samples).astype(np.int32))
 
     def _layout(self, step: int, slot: I32, start: I32, count: I32, known: I32, sample_row: I32) -> BatchLayout:

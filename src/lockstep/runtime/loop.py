@@ -45,7 +45,7 @@ class RestartPolicy:
     backoff_max_s: float = 5.0
 
     def delay_s(self, failures_in_a_row: int) -> float:
-        return 0.0 if failures_in_a_row <= 1 else min(self.backoff_max_s, self.backoff_s * 2.0 ** (failures_in_a_row - 2))
+        return 0.0 if failures_in_a_row <= 1 else min(self.backoff_max_s, self.backoff_s * 2.0 ** min(failures_in_a_row - 2, 60))
 
 
 @dataclass(slots=True)

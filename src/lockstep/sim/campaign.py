@@ -22,9 +22,6 @@ from lockstep.sim.simulation import Failure, Log, run
 AGAIN_EACH = 10
 CHUNK = 20
 
-Progress = Callable[[int, int], None]
-"""(runs done, failures so far)."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Report:
@@ -91,8 +88,8 @@ def run_seeds(seeds: Sequence[int], repeat: bool = False) -> Report:
     return report
 
 
-def campaign(seeds: range, *, jobs: int, progress: Progress | None = None) -> Report:
-    """jobs: processes; 1 runs everything in this one."""
+def campaign(seeds: range, *, jobs: int, progress: Callable[[Report], None] | None = None) -> Report:
+    """jobs: processes; 1 runs everything in this one. progress: is shown the report as it grows."""
     began = time.monotonic()
     report = Report()
     for part in _parts(_tasks(seeds), jobs):
@@ -102,7 +99,7 @@ def campaign(seeds: range, *, jobs: int, progress: Progress | None = None) -> Re
         if not part.repeat:
             report.add(part)
         if progress is not None:
-            progress(report.runs, len(report.failures))
+            progress(report)
     report.failures.sort(key=lambda entry: entry[0])
     report.seconds = time.monotonic() - began
     return report

@@ -84,7 +84,7 @@ class SimCluster:
         self._is_over = False
         self._end.begin(epoch)
         for index in again:
-            self._watch.note_start(index)
+            self._watch.note_restart(index, now)
             self.hosts[index].start(epoch, self._startup_s(index, epoch), self._greet)
         for host in self.hosts:
             if host.state in (State.RUNNING, State.WAITING, State.STOPPED):

@@ -1,4 +1,7 @@
-"""`SimEngine`: one engine of a simulated run: the real scheduler, driver and loop over a `SimCluster`. It turns when something came, and every TICK_S."""
+"""`SimEngine`: one engine of a simulated run: the real scheduler, driver and loop over a `SimCluster`.
+
+It turns when something came, and every TICK_S. It knows what it is made of and what it is doing; not clients, and not what goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from pathlib import Path
 
 from lockstep.core.layout import BatchLayout
 from lockstep.core.outputs import TokenEvent
+from lockstep.core.provenance import Provenance
 from lockstep.core.records import Columns, StepPlan, StepResult
 from lockstep.core.request import EngineRequest, LiveRequest
 from lockstep.core.scheduler import SchedulerConfig
 from lockstep.core.table import TableShape
 from lockstep.core.types import F32
 from lockstep.errors import InternalError, LockstepError
+from lockstep.runtime.driver import Driver
 from lockstep.runtime.loop import EngineLoop, RestartPolicy
 from lockstep.runtime.stage import DRIVER, Sampled, Stage
 from lockstep.runtime.transport.cluster import FromStages
@@ -104,7 +109,8 @@ class _Dumper:
 
 
 class SimEngine:
-    """Engine `number` of a scenario. finishing: generations that the sampler has ended, in this epoch."""
+    """Engine `number` of a scenario. finishing: generations that the sampler has ended, in this epoch. provenance: of each stage, in
+    this epoch."""
 
     def __init__(
         self, number: int, scenario: Scenario, *, name: str, timeline: Timeline, network: SimNetwork, parts: Parts, draft: Draft, watcher: Watcher
@@ -118,6 +124,7 @@ class SimEngine:
         self._watcher = watcher
         self._turning = False
         self._dead = False
+        self.provenance: dict[int, Provenance] = {}
         self._splits = split_evenly(LAYER_COUNT, shape.stage_count)
         self._table_shape = TableShape(
             slot_count=shape.slot_count, length_max=scenario.length_max, block_size=shape.block_size, drafts_max=shape.drafts_max
@@ -187,19 +194,20 @@ class SimEngine:
 
     def _stage(self, index: int, epoch: int) -> Stage:
         shape, executor = self.shape, self.executors[index]
+        self.provenance[index] = self._parts.make_provenance(shape.block_count, shape.block_size, index)
         return self._parts.make_stage(
             index=index,
             count=shape.stage_count,
             epoch=epoch,
             table=self._parts.make_table(self._table_shape, index),
-            provenance=[self._parts.make_provenance(shape.block_count, shape.block_size, index)],
+            provenance=[self.provenance[index]],
             executor=executor,
             layers=self._splits[index],
             kv=executor.inner,
             accept=self._parts.accept,
         )
 
-    def _make_driver(self, name: str):  # type: ignore[no-untyped-def]
+    def _make_driver(self, name: str) -> Driver:
         shape = self.shape
         config = SchedulerConfig(
             slot_count=shape.slot_count,
@@ -263,10 +271,12 @@ class SimEngine:
             return
         self.cluster.receive(wire)
 
-    def note_sent(self, wire: Wire) -> None:
-        """A message of this engine has been handed to a link."""
-        if wire.destination == DRIVER and isinstance(wire.message, StepResult) and wire.message.finishes.any():
+    def note_sent(self, wire: Wire) -> bool:
+        """A message of this engine has been handed to a link; whether it ends a request."""
+        ends = wire.destination == DRIVER and isinstance(wire.message, StepResult) and bool(wire.message.finishes.any())
+        if ends:
             self.finishing.update(wire.message.generations[wire.message.finishes != 0].tolist())
+        return ends
 
     # Requests
 
@@ -279,7 +289,7 @@ class SimEngine:
         self.wake()
 
     def live(self, request_id: str) -> LiveRequest | None:
-        return self.driver.scheduler._requests.get(request_id)
+        return self.driver.scheduler.find(request_id)
 
     @property
     def is_settled(self) -> bool:
@@ -294,7 +304,7 @@ class SimEngine:
         scheduler = self.driver.scheduler
         if self.loop.recovering:
             return "recovering"
-        running = scheduler._running
+        running = scheduler.running
         if any(request.importing for request in running):
             return "importing"
         if any(not request.prefilling for request in running):

@@ -11,13 +11,15 @@ from lockstep.sim.timeline import pick
 
 
 def flip(what: str, table: SlotTable, slot: int, block_count: int, *words: int) -> bool:
-    """Change `what` (`faults.FLIPS`, or 'draft') of a held slot; False where there is nothing to change. words choose where."""
-    c = {name: int(column[slot]) for name, column in table.columns.items() if name in ("known", "computed", "draft_count", "length_cap")}
+    """Change `what` (`faults.FLIPS`, or 'draft') of a held slot; False where there is nothing to change, or where the result that the slot waits for
+    will put it right. words choose where."""
+    c = {name: int(column[slot]) for name, column in table.columns.items() if name in ("known", "computed", "draft_count", "pending")}
     known, computed = c["known"], c["computed"]
+    if c["pending"] >= 0 and what in ("token", "computed", "draft"):
+        return False
     match what:
         case "token":
-            position = computed if pick(2, *words, 1) else pick(known, *words, 2)
-            table.tokens[slot, position] += 1
+            table.tokens[slot, computed + pick(known - computed, *words)] += 1
         case "block":
             held = int(table.block_counts[0, slot])
             if not held or block_count == 1:

@@ -105,35 +105,28 @@ class Injector:
     def _touch(self, engine: SimEngine, fault: Fault) -> bool:
         if engine.loop.recovering:
             return False
-        owners = [(request, phase) for request in engine.driver.scheduler._running if (phase := _computed_phase(engine, request)) == fault.phase]
-        if not owners:
-            return False
-        request, phase = owners[pick(len(owners), self._seed, fault.target, int(1e6 * fault.at))]
-        words = (self._seed, fault.target, int(1e6 * fault.at), 1)
-        if fault.kind == "foreign-kv":
-            return self._overwrite(engine, fault, request, phase, words)
+        owners = [request for request in engine.driver.scheduler.running if _computed_phase(engine, request) == fault.phase]
+        words = (self._seed, fault.target, int(1e6 * fault.at))
+        first = pick(len(owners), *words) if owners else 0
+        return any(self._touch_request(engine, fault, request, words) for request in owners[first:] + owners[:first])
+
+    def _touch_request(self, engine: SimEngine, fault: Fault, request: LiveRequest, words: tuple[int, ...]) -> bool:
         stage = None if fault.target == DRIVER else engine.hosts[fault.target % len(engine.hosts)].stage
         table = engine.driver.table if fault.target == DRIVER else None if stage is None else stage.table
         slot = request.slot
         if table is None or slot is None or int(table.columns["generation"][slot]) != request.generation:
             return False
-        if not flip(fault.kind.removeprefix("flip-"), table, slot, engine.shape.block_count, *words):
+        block = -1
+        if fault.kind == "foreign-kv":
+            count = -(-int(table.columns["computed"][slot]) // engine.shape.block_size)
+            if not count:
+                return False
+            block = request.blocks[0][pick(min(count, len(request.blocks[0])), *words, 1)]
+            index = fault.target % len(engine.hosts)
+            overwrite_block(engine.executors[index].inner, engine.provenance[index], block, *words)
+        elif not flip(fault.kind.removeprefix("flip-"), table, slot, engine.shape.block_count, *words):
             return False
-        self._touched.append(_Touched(fault=fault, phase=phase, request=request.spec.request_id))
-        return True
-
-    def _overwrite(self, engine: SimEngine, fault: Fault, request: LiveRequest, phase: str, words: tuple[int, ...]) -> bool:
-        index = fault.target % len(engine.hosts)
-        stage, blocks = engine.hosts[index].stage, request.blocks[0]
-        slot = request.slot
-        if stage is None or slot is None or int(stage.table.columns["generation"][slot]) != request.generation:
-            return False
-        count = -(-int(stage.table.columns["computed"][slot]) // engine.shape.block_size)
-        if not count:
-            return False
-        block = blocks[pick(min(count, len(blocks)), *words)]
-        overwrite_block(engine.executors[index].inner, stage._provenance[0], block, *words)  # type: ignore[attr-defined]
-        self._touched.append(_Touched(fault=fault, phase=phase, request=request.spec.request_id, block=block))
+        self._touched.append(_Touched(fault=fault, phase=fault.phase, request=request.spec.request_id, block=block))
         return True
 
     # Poison
@@ -173,7 +166,7 @@ class Injector:
     def _concerned(engine: SimEngine, touched: Sequence[_Touched]) -> set[str]:
         names = {change.request for change in touched}
         blocks = {change.block for change in touched if change.block >= 0}
-        return names | {request.spec.request_id for request in engine.driver.scheduler._running if blocks.intersection(*[request.blocks[0]])}
+        return names | {request.spec.request_id for request in engine.driver.scheduler.running if blocks.intersection(*[request.blocks[0]])}
 
 
 def _computed_phase(engine: SimEngine, request: LiveRequest) -> str:

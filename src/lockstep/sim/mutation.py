@@ -27,6 +27,9 @@ SEEDS_MOST = 300
 SEEDS_AFTER_KILL = 6
 """More of them after the first that kills it, to see what else does."""
 
+FAILURES_MOST = 60
+"""An engine that fails more often in one run begins again for ever."""
+
 ORACLE, AUDIT, LIVENESS, BOUND = "oracle", "audit", "liveness", "bound"
 """What kills besides checks at run time, which go by the class of their error: only the closed form saw it; the books when idle; nothing ended."""
 
@@ -86,6 +89,8 @@ class _Noticing(Simulation):
         named = error.step if isinstance(error, InternalError) else -1
         self.at = (driver.epoch, named if named >= 0 else driver.scheduler.received)
         super().note_detection(engine, error, concerned)
+        if len(self._detections) > FAILURES_MOST:
+            self._fail("not finished", f"an engine begins again for the {FAILURES_MOST}th time")
 
     def note_death(self, engine: int, error: Exception) -> None:
         driver = self.engines[engine].driver
@@ -167,7 +172,11 @@ def _adapted(scenario: Scenario, setting: Setting) -> Scenario | None:
     asks = scenario.asks if setting.aborts else tuple(replace(ask, abort=None) for ask in scenario.asks)
     if setting.alike:
         asks = tuple(replace(ask, prompt=tuple(token % 2 for token in ask.prompt)) for ask in asks)
-    made = replace(scenario, asks=asks, faults=())
+    if setting.tight:
+        asks = tuple(replace(ask, at=0.1 * ask.at) for ask in asks)
+        longest = max(len(ask.prompt) + ask.tokens_max for ask in asks)
+        engines = tuple(replace(engine, block_count=-(-longest // engine.block_size), slot_count=max(4, engine.slot_count)) for engine in engines)
+    made = replace(scenario, engines=engines, asks=asks, faults=())
     return replace(made, faults=tuple(_faults(made, setting.faults)))
 
 
@@ -203,7 +212,7 @@ def judge(mutant: Mutant, scope: str, *, first_seed: int = 0, seeds_most: int = 
         seen = _run(scenario, mutant.parts[scope](witness))
         met += bool(witness.noted)
         broken = seen.broken
-        if not seen.by or _run(scenario, Parts()).by:
+        if not seen.by or _run(scenario, mutant.beside).by:
             continue
         if not by:
             began = None if seen.at is None else witness.first_in(seen.at[0])

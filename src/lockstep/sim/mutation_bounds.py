@@ -6,7 +6,7 @@ Each looks at one small engine without faults. `broken_bound` says in words what
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.types import ceil_div
@@ -106,6 +106,20 @@ def _siblings(parts: Parts) -> str:
     return "" if hits >= least else f"{count - 1} siblings hit {hits} tokens of {least}"
 
 
+def _drafts(parts: Parts) -> str:
+    """PROTOCOL.md 16: drafts are dropped before anybody is preempted. r0 needs its third block only for drafts while r1 still runs."""
+    asks = (
+        Ask(name="r0", prompt=tuple(range(1, 10)), tokens_max=15, seed=1, at=0.0, drafter="wrong"),
+        Ask(name="r1", prompt=(7, 8), tokens_max=6, seed=2, at=0.0),
+    )
+    scenario = _scenario(asks, token_budget=64, drafts_max=4)
+    shape = replace(
+        scenario.engines[0], stage_count=1, asynchronous=False, block_size=8, block_count=3, microbatch_count=1, prefix_caching=False, work_s=(0.01,)
+    )
+    count = _Observed(replace(scenario, engines=(shape,)), parts).run().counts["preemptions"]
+    return f"{count} requests are preempted to make room for drafts" if count else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     says: str
@@ -116,6 +130,7 @@ BOUNDS = {
     "queues": Bound(says="no replica keeps more results than plans are in flight", look=_queues),
     "chunks": Bound(says="chunks of a lone prompt fill the pipeline", look=_chunks),
     "shares": Bound(says="a plan has at most a microbatch's share of the live rows", look=_shares),
+    "drafts": Bound(says="nobody is preempted to make room for drafts", look=_drafts),
     "siblings": Bound(says="choices of one prompt share its blocks", look=_siblings),
 }
 

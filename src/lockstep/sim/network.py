@@ -32,8 +32,8 @@ class _Held:
 
 
 class SimNetwork:
-    """deliver(engine, wire), deliver_kv(engine, reader's engine, message): what arrives. note(fault): it has taken effect. seen(engine, wire): what is sent.
-    epoch_of(engine): as its driver has it; messages of another epoch are not worth a fault."""
+    """deliver(engine, wire), deliver_kv(engine, reader's engine, message): what arrives. seen(engine, wire): what is sent. note(fault): it has taken
+    effect. epoch_of(engine): as its driver has it; messages of another epoch are not worth a fault."""
 
     def __init__(self, scenario: Scenario, timeline: Timeline, engine_numbers: Mapping[str, int]) -> None:
         self.deliver: Callable[[int, Wire], None] = _nowhere

@@ -141,11 +141,11 @@ class _Read:
     @staticmethod
     def of(layout: BatchLayout, row: I32) -> _Read:
         ends = layout.start + layout.count
-        firsts = np.cumsum(ends) - ends
-        rows = np.repeat(np.arange(len(ends)), ends)
+        firsts = (np.cumsum(ends) - ends).astype(np.int32)
+        rows = np.repeat(np.arange(len(ends), dtype=np.int32), ends)
         return _Read(
             row=rows,
-            positions=np.arange(len(rows)) - firsts[rows],
+            positions=np.arange(len(rows), dtype=np.int32) - firsts[rows],
             wanted=firsts[row] + layout.positions,
             base=firsts[row] - 1,
         )

@@ -28,6 +28,7 @@ from lockstep.sim.parts import Parts
 from lockstep.sim.rig import LAYER_COUNT, VOCABULARY
 from lockstep.sim.scenario import Abort, Ask, Scenario
 from lockstep.sim.timeline import Timeline
+from lockstep.sim.wires import Wire
 
 QUIET_S_MAX = 8.0
 """Longer than every time-out in a row. An engine that is not idle and has nothing on its way for so long is stuck."""
@@ -112,7 +113,7 @@ class Simulation(Watcher):
         self._injector = Injector(scenario, self.timeline, self._network, self.engines, self._note_effect)
         self._network.deliver = lambda engine, wire: self.engines[engine].deliver(wire)
         self._network.deliver_kv = self._deliver_kv
-        self._network.seen = lambda engine, wire: self.engines[engine].note_sent(wire)
+        self._network.seen = self._note_sent
         self._network.note = self._injector.note
         self._network.epoch_of = lambda engine: self.engines[engine].driver.epoch
         self._clients: list[Client] = []
@@ -246,6 +247,10 @@ class Simulation(Watcher):
     def note_taken(self, engine: int, message: FromStages) -> None:
         if self._log is not None:
             self._log.taken(engine, self.timeline.now, message)
+
+    def _note_sent(self, engine: int, wire: Wire) -> None:
+        if self.engines[engine].note_sent(wire) and self._aborting:
+            self.timeline.after(0.0, self._look_for_aborts)
 
     def note_turn(self, engine: int) -> None:
         self._router.note_turn(engine)

@@ -91,7 +91,8 @@ def _ask_words(ask: Ask) -> str:
 
 def _fault_words(fault: Fault) -> str:
     about = f" request {fault.request}" if fault.request else ""
-    return f"{fault.kind} at {fault.at:.4f} on engine {fault.engine}{about}, when {fault.phase or 'it may be'}; target {fault.target}, other {fault.other}"
+    when = fault.phase or "it may be"
+    return f"{fault.kind} at {fault.at:.4f} on engine {fault.engine}{about}, when {when}; target {fault.target}, other {fault.other}"
 
 
 def _plan_words(plan: StepPlan) -> str:

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.core.outputs import TokenEvent
-from lockstep.core.provenance import Provenance
 from lockstep.core.records import StepPlan, Transfer
 from lockstep.core.request import EngineRequest
-from lockstep.core.scheduler import Scheduler, SchedulerConfig
+from lockstep.core.scheduler import SchedulerConfig
 from lockstep.core.table import TableShape
 from lockstep.errors import InternalError, PeerError
-from lockstep.runtime.driver import Driver
 from lockstep.runtime.handover import ToStage
 from lockstep.runtime.loop import EngineLoop, RestartPolicy
 from lockstep.runtime.messages import KVPull
@@ -136,8 +134,8 @@ class TranscriptRig:
         ]
         table = TableShape(slot_count=s.slot_count, length_max=s.length_max, block_size=s.block_size, drafts_max=s.drafts_max)
         self._table_shape = table
-        self.driver = Driver(
-            Scheduler(self._scheduling(), prefix_secret=b"transcript"),
+        self.driver = parts.make_driver(
+            parts.make_scheduler(self._scheduling(), prefix_secret=b"transcript"),
             lambda: parts.make_table(table, DRIVER),
             s.stage_count,
             import_timeout_s=s.import_timeout_s,
@@ -175,10 +173,11 @@ class TranscriptRig:
                 count=self.shape.stage_count,
                 epoch=epoch,
                 table=self._parts.make_table(self._table_shape, i),
-                provenance=[Provenance(self.shape.block_count, self.shape.block_size)],
+                provenance=[self._parts.make_provenance(self.shape.block_count, self.shape.block_size, i)],
                 executor=executor,
                 layers=layers,
                 kv=executor,
+                accept=self._parts.accept,
             )
             for i, (executor, layers) in enumerate(zip(self.executors, self._split, strict=True))
         ]

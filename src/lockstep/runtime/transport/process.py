@@ -121,12 +121,12 @@ class ProcessCluster:
 
     def _start(self, index: int) -> StageHandle:
         self._inbox.links.renew(PROCESS_SOURCE + index, self._epoch)
-        self._watch.note_start(index)
         return StageHandle(index, self._command(self._folder, self._epoch, index), self._environment)
 
     def _start_again(self, index: int) -> None:
         try:
             self._handles[index] = self._start(index)
+            self._watch.note_restart(index, time.monotonic())
         except OSError as error:
             self._not_started = StageLostError(f"stage {index} cannot be started again: {error}")
 

@@ -14,6 +14,11 @@ ABSENCE_S = 1.0
 """Whoever watches looks several times a second; a longer gap means that it was not running itself."""
 
 
+FIRST_WORD_S = 10.0
+"""What a process that is started again may take to its first heartbeat, beyond the silence that any stage may keep. The first start may take longer:
+nothing is in the machine's memory yet."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     """startup_s: from the beginning of an epoch until every stage is ready. heartbeat_s: of silence. step_s: without a result."""
@@ -53,9 +58,9 @@ class Watch:
 
     # What is seen
 
-    def note_start(self, index: int) -> None:
-        """The stage is started anew; it is not silent before it has spoken."""
-        self._heard[index] = None
+    def note_restart(self, index: int, now: float) -> None:
+        """The stage is started again, and has not spoken yet."""
+        self._heard[index] = now + FIRST_WORD_S
         self._last[index] = _unheard(index)
         if self._suspect == index:
             self._suspect = None
@@ -89,7 +94,7 @@ class Watch:
         if absent_s > 0:
             self._progress = min(now, self._progress + absent_s)
             self._begun = min(now, self._begun + absent_s)
-            self._heard = [None if heard is None else min(now, heard + absent_s) for heard in self._heard]
+            self._heard = [None if heard is None else max(heard, min(now, heard + absent_s)) for heard in self._heard]
 
     def silent(self, now: float) -> list[int]:
         return [index for index, heard in enumerate(self._heard) if heard is not None and now - heard > self._timeouts.heartbeat_s]

@@ -120,11 +120,11 @@ class PublishesLastToken(LooseBook):
 
     def publish(self, request: LiveRequest) -> None:
         super().publish(request)
-        count = request.known // self._size
+        count = min(request.known // self._size, *(len(blocks) for blocks in request.blocks))
         if self._hasher is not None and not request.importing and request.known > request.admitted_known and count > request.published:
             self.did()
-            request.admitted_known, admitted = request.known + 1, request.admitted_known
-            request.scheduled, scheduled = request.known, request.scheduled
+            request.admitted_known, admitted = request.known, request.admitted_known
+            request.scheduled, scheduled = count * self._size, request.scheduled
             super().publish(request)
             request.admitted_known, request.scheduled = admitted, scheduled
 
@@ -289,7 +289,14 @@ _ALIKE, _HAND_OVER = Setting(alike=True), Setting(hand_over=True)
 
 MUTANTS: Sequence[Mutant] = (
     _mutant("rule 4", "may-hit-all", "a prefix hit may cover all known tokens", MayHitAll, _ALIKE),
-    _mutant("rule 4", "may-hit-all-but-one", "a prefix hit may end inside a shared block", MayHitAllButOne, _ALIKE),
+    _mutant(
+        "rule 4",
+        "may-hit-all-but-one",
+        "a prefix hit may end inside a shared block",
+        MayHitAllButOne,
+        _ALIKE,
+        "the row writes at the last position of the block the very bits and tag that stand there (same prefix, row-invariant kernels)",
+    ),
     _mutant("rule 15", "publishes-while-building", "a block may be hit in the plan that fills it", PublishesWhileBuilding, _ALIKE),
     _mutant("rule 15", "publishes-on-admission", "a prompt's blocks may be hit before they are planned", PublishesOnAdmission, _ALIKE),
     _mutant("rule 15", "publishes-planned-answers", "blocks of an answer may be hit once they are planned", AnswersBeforeResult, _ALIKE),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lockstep.core.plan_builder import PlanBuilder
 from lockstep.core.records import StepPlan, StepResult
-from lockstep.core.request import EngineRequest, LiveRequest
+from lockstep.core.request import STRIKES_MAX, EngineRequest, LiveRequest
 from lockstep.core.scheduler import Delivery, Scheduler
 from lockstep.core.types import UNKNOWN_START
 from lockstep.sim.mutants.mutant import UNSEEN, MakeParts, Mutant, Setting, of_scheduler
@@ -261,13 +261,44 @@ class NeverSuspect(LiveRequest):
 
 
 class SuspectsTogether(OtherRequests):
-    """Requests with strikes run together, so an innocent one is struck with the poison."""
+    """Requests with strikes run together."""
 
     kind = NeverSuspect
 
     def _plan_admissions(self, build: PlanBuilder) -> None:
         self.did(any(request.strikes >= 2 for request in self._waiting))
         super()._plan_admissions(build)
+
+
+class NeverIsolated(LiveRequest):
+    __slots__ = ()
+
+    @property
+    def isolated(self) -> bool:
+        return False
+
+
+class IsolatesNobody(OtherRequests):
+    """However often a request was there when the engine failed, others run beside it."""
+
+    kind = NeverIsolated
+
+    def _plan_admissions(self, build: PlanBuilder) -> None:
+        self.did(any(request.strikes >= STRIKES_MAX for request in self._waiting))
+        super()._plan_admissions(build)
+
+
+class EndsAnyStruck(WatchedScheduler):
+    """Whoever has too many strikes is ended, also one that was not alone."""
+
+    def restart(self, epoch: int, *, strikes: bool) -> list[LiveRequest]:
+        poison = super().restart(epoch, strikes=strikes)
+        struck = [request for request in self._requests.values() if request.strikes >= STRIKES_MAX]
+        self.did(bool(struck))
+        for request in struck:
+            del self._requests[request.spec.request_id]
+            self._waiting.remove(request)
+        return [*poison, *struck]
 
 
 # The field's kinds: aborts and preemption
@@ -308,7 +339,9 @@ class MatchesByName(WatchedScheduler):
         return super().request_of(generation) or self._live(self._by_name.get(generation))
 
     def _live(self, request: LiveRequest | None) -> LiveRequest | None:
-        return request if request is not None and self._requests.get(request.spec.request_id) is request else None
+        """If it has a slot again."""
+        here = request is not None and request.slot is not None and self._requests.get(request.spec.request_id) is request
+        return request if here else None
 
     def _accept(self, request: LiveRequest, result: StepResult, row: int) -> Delivery:
         if int(result.generations[row]) != request.generation:
@@ -368,13 +401,13 @@ class SpreadsNothing(WatchedScheduler):
         return True
 
 
-_SPEED = Setting()
 _DRAFTS = Setting(drafts=True)
 _ASYNC, _SYNC = Setting(asynchronous=True), Setting(asynchronous=False)
 _ABORTS = Setting(aborts=True)
 _CRASHES = Setting(faults=("crash",))
 _POISON = Setting(faults=("poison",))
-_HAND_OVER = Setting(hand_over=True)
+_HAND_OVER = Setting(hand_over=True, tight=True)
+_TIGHT = Setting(tight=True)
 
 
 def _mutant(
@@ -398,16 +431,32 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("rule 3", "chunks-wait-for-results", "a chunk waits for the step of the one before it", ChunksWaitForResults, bound="chunks"),
     _mutant("rule 16", "reserves-by-flag", "blocks are reserved for one outstanding result", ReservesByFlag, _DRAFTS),
     _mutant("rule 16", "reserves-past-cap", "the reservation is not clipped at the length cap", ReservesPastCap, _DRAFTS),
-    _mutant("rule 16", "keeps-drafts-when-short", "drafts are not dropped when blocks are short", KeepsDraftsWhenShort, _DRAFTS),
-    _mutant("rule 17", "victim-of-any-rank", "a victim may rank above the beneficiary", VictimOfAnyRank),
-    _mutant("rule 17", "victim-with-row", "a victim may have a row in the plan", VictimWithRow),
+    _mutant("rule 16", "keeps-drafts-when-short", "drafts are not dropped when blocks are short", KeepsDraftsWhenShort, _DRAFTS, bound="drafts"),
+    _mutant("rule 17", "victim-of-any-rank", "a victim may rank above the beneficiary", VictimOfAnyRank, _TIGHT),
+    _mutant("rule 17", "victim-with-row", "a victim may have a row in the plan", VictimWithRow, _TIGHT),
     _mutant("rule 17", "victim-with-ready", "a victim may have a ready record in the plan", VictimWithReady, _HAND_OVER),
-    _mutant("rule 17", "preempted-go-last", "arrival does not survive preemption", PreemptedGoLast),
-    _mutant("rule 21", "reuses-generations", "generations count from 0 in each epoch", ReusesGenerations, _CRASHES),
+    _mutant("rule 17", "preempted-go-last", "arrival does not survive preemption", PreemptedGoLast, _TIGHT),
+    _mutant(
+        "rule 21",
+        "reuses-generations",
+        "generations count from 0 in each epoch",
+        ReusesGenerations,
+        _CRASHES,
+        equivalent="nothing that outlives an epoch goes by generation: links drop what is of an older epoch, and everything else is made anew",
+    ),
     _mutant("rule 21", "admits-finished-again", "a finish that was received is admitted again", AdmitsFinishedAgain, _CRASHES),
     _mutant("rule 21", "forgets-answers", "an epoch begins every answer again", ForgetsAnswers, _CRASHES),
     _mutant("rule 22", "no-strikes", "nobody is struck", NoStrikes, _POISON),
-    _mutant("rule 22", "suspects-together", "struck requests run together", SuspectsTogether, _POISON),
+    _mutant("rule 22", "isolates-nobody", "nobody runs alone, however often it was struck", IsolatesNobody, _POISON),
+    _mutant("rule 22", "ends-any-struck", "who was struck too often is ended, though others ran beside it", EndsAnyStruck, _POISON),
+    _mutant(
+        "rule 22",
+        "suspects-together",
+        "struck requests run together until they are isolated",
+        SuspectsTogether,
+        _POISON,
+        equivalent="only who was alone is ended; that suspects run one at a time before saves epochs, and ends nobody",
+    ),
     _mutant("rule 23", "no-share", "a plan takes every row that is eligible", NoShare, bound="shares"),
     _mutant("rule 26", "siblings-together", "siblings are admitted in one plan", SiblingsTogether, bound="siblings"),
     _mutant("C1-03", "anchors-too-early", "a decode does not wait for the token that it starts from", AnchorsTooEarly, _SYNC),

@@ -19,8 +19,9 @@ from lockstep.core.schema import MARK_EMBEDDING, MARK_TOKEN
 from lockstep.core.types import I32
 from lockstep.runtime.messages import Activations
 from lockstep.runtime.stage import DRIVER, Send, Stage
-from lockstep.sim.mutants.mutant import ALL, UNSEEN, MakeParts, Mutant, Setting, of_accept, of_last_stage, of_table
+from lockstep.sim.mutants.mutant import ALL, PLAIN, UNSEEN, MakeParts, Mutant, Setting, of_accept, of_last_stage, of_table
 from lockstep.sim.mutants.watched_table import WatchedTable
+from lockstep.sim.parts import Parts
 
 # S1: known and computed are two counts; a slot is not a row of the batch
 
@@ -98,12 +99,13 @@ class WritesFullAdmissions(Scheduler):
 
 
 class WidensRows(Scheduler):
-    """Every row that samples has room for drafts, also where none can be; nothing is loosened here. KeepsDrafts needs them: the engine's own rows are
-    as wide as what it knows."""
+    """The first row of a request that samples has room for drafts, which it cannot have yet; nothing is loosened here. KeepsDrafts needs them: the
+    engine's own rows are as wide as what is known."""
 
     def _commit(self, build: PlanBuilder) -> StepPlan:
         plan = super()._commit(build)
-        wider = plan.rows.counts + plan.rows.samples * np.int32(self.config.drafts_max)
+        first = [request.known == request.admitted_known and len(request.outstanding) == 1 for request in build.row_owners.values()]
+        wider = plan.rows.counts + plan.rows.samples * np.array(first, np.int32) * np.int32(self.config.drafts_max)
         return replace(plan, rows=replace(plan.rows, counts=wider))
 
 
@@ -294,8 +296,8 @@ def accept_by_order(layout: BatchLayout, sampled: I32, **others: Any) -> StepRes
 _DRAFTS, _ABORTS, _TWO_STAGES = Setting(drafts=True), Setting(aborts=True), Setting(stages_least=2)
 
 
-def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], setting: Setting = Setting()) -> Mutant:
-    return Mutant(name=name, kind=kind, loosens=loosens, parts=parts, setting=setting)
+def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], setting: Setting = Setting(), beside: Parts = PLAIN) -> Mutant:
+    return Mutant(name=name, kind=kind, loosens=loosens, parts=parts, setting=setting, beside=beside)
 
 
 MUTANTS: Sequence[Mutant] = (
@@ -308,6 +310,7 @@ MUTANTS: Sequence[Mutant] = (
         "marks-as-before",
         "a token written after an embedding is marked as an embedding",
         of_table(MarksAsBefore, make_scheduler=EmbedsPrompts),
+        beside=Parts(make_scheduler=EmbedsPrompts),
     ),
     _mutant("S2", "waits-when-empty", "the last stage waits for a result at a step that samples nothing", of_last_stage(WaitsWhenEmpty)),
     _mutant("S2", "sends-nothing-when-empty", "a step that samples nothing has no result", of_last_stage(SendsNothingWhenEmpty)),
@@ -319,7 +322,14 @@ MUTANTS: Sequence[Mutant] = (
         Setting(stages_least=2, plans_most=2),
     ),
     _mutant("S2", "sends-twice-when-empty", "a step that samples nothing has two results", of_last_stage(SendsTwiceWhenEmpty)),
-    _mutant("S3", "keeps-drafts", "an admission leaves the former owner's drafts", of_table(KeepsDrafts, make_scheduler=WidensRows), _DRAFTS),
+    _mutant(
+        "S3",
+        "keeps-drafts",
+        "an admission leaves the former owner's drafts",
+        of_table(KeepsDrafts, make_scheduler=WidensRows),
+        _DRAFTS,
+        Parts(make_scheduler=WidensRows),
+    ),
     _mutant("S3", "keeps-last-token", "the first decode reads the former owner's last token", of_table(KeepsLastToken)),
     _mutant("S3", "keeps-finish", "an admission leaves the former owner's finish", of_table(KeepsFinish)),
     _mutant("S3", "keeps-pending", "an admission leaves what the former owner waited for", of_table(KeepsPending), _ABORTS),
@@ -333,7 +343,13 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("S4", "skips-predicted-end", "a row that may fill its cap is not applied", of_table(SkipsPredictedEnd)),
     _mutant("S4", "accepts-without-predicted-ends", "a row that may fill its cap is not in the result", of_accept(accept_without_predicted_ends)),
     _mutant("S4", "accepts-without-end-at-cap", "a run that fills the cap does not end the request", of_accept(accept_without_end_at_cap)),
-    _mutant("S4", "accepts-by-order", "the first rows of a batch are taken for those that sample", of_accept(accept_by_order, make_scheduler=ReversesRows)),
+    _mutant(
+        "S4",
+        "accepts-by-order",
+        "the first rows of a batch are taken for those that sample",
+        of_accept(accept_by_order, make_scheduler=ReversesRows),
+        beside=Parts(make_scheduler=ReversesRows),
+    ),
     _mutant("S4", "applies-late-results", "a result for an older generation is applied to the new owner", of_table(AppliesLateResults), _ABORTS),
     _mutant(
         "S4",

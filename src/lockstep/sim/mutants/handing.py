@@ -260,6 +260,8 @@ def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], 
     return Mutant(name=name, kind=kind, loosens=loosens, parts=parts, setting=setting, equivalent=equivalent)
 
 
+_COMPLETE = "an export follows the request's finish, and the result that brings it proves that every stage has computed all that is exported"
+
 MUTANTS: Sequence[Mutant] = (
     _mutant("rule 13", "stamps-what-it-expects", "a reader stamps what an export without a hold brought", _unheld_and_stamped()),
     _mutant("rule 19", "late-parts-taken", "a part is copied whoever holds the slot by then", of_stage(LateParts), _LATE),
@@ -267,7 +269,7 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("rule 19", "forgets-failed-import", "a failed import is not prefilled here", of_scheduler(ForgetsFailedImport), _LOST),
     _mutant("rule 19", "first-report-is-all", "the first stage's report ends an import", of_driver(EndsImportAtFirstReport)),
     _mutant("rule 19", "first-part-is-all", "the first part ends a stage's import", of_stage(FirstPartIsAll)),
-    _mutant("rule 20", "serves-on-arrival", "a pull is served before earlier steps have run", of_stage(ServesOnArrival)),
+    _mutant("rule 20", "serves-on-arrival", "a pull is served before earlier steps have run", of_stage(ServesOnArrival), equivalent=_COMPLETE),
     _mutant("C2-03", "rereads-ready", "a stage starts an import by what it sees itself", of_stage(RereadsReady), _LATE),
     _mutant("C2-05", "endless-lease", "only its reader ends an export", of_driver(EndlessLease)),
     _mutant("C2-07", "serves-after-end", "an export that has ended is still served", of_stage(ServesAfterEnd), _LATE),

@@ -42,6 +42,8 @@ class Witness:
         return min((step for at, step in self.noted if at == epoch), default=None)
 
 
+PLAIN = Parts()
+
 UNSEEN = Witness()
 """Of a mutant that nobody watches."""
 
@@ -52,10 +54,13 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a scenario must have for a mutant to be met, and what it may have. drafts, hand_over, asynchronous: None for either. faults: kinds that
-    are left in; every other one is taken out, as are aborts unless `aborts`. alike: all prompts are made of two tokens, so that blocks are alike
-    that stand behind different prefixes. plans_most: that may be in flight; 0 for any number. What lacks a message is noticed by whoever waits for it,
-    as many plans later as are in flight."""
+    """What a scenario must have for a mutant to be met, and what it may have.
+
+    drafts, asynchronous: None for either. hand_over: two engines. stages_least: of every engine. plans_most: that may be in flight, 0 for any number;
+    a message that never came is noticed by whoever waits for it, as many plans later as are in flight.
+    faults: of each kind there is one; all others are taken out, as are aborts unless `aborts`. alike: all prompts are made of two tokens, so that
+    blocks are alike that stand behind different prefixes. tight: pools that hold one long request and hardly more.
+    """
 
     drafts: bool | None = None
     hand_over: bool = False
@@ -65,11 +70,13 @@ class Setting:
     faults: tuple[str, ...] = ()
     aborts: bool = False
     alike: bool = False
+    tight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """kind: whose rule it loosens: S1 to S4, a rule of the protocol, or a kind of fault that the field has met. parts: by scope.
+    beside: the real parts that it is compared with; other than the plain ones where only a certain scheduler's plans meet it.
     equivalent: why no check can see it, or None. bound: it costs speed alone, and is killed by a bound (`mutation_bounds`) instead of a run."""
 
     name: str
@@ -77,6 +84,7 @@ class Mutant:
     loosens: str
     parts: Mapping[str, MakeParts]
     setting: Setting = Setting()
+    beside: Parts = PLAIN
     equivalent: str | None = None
     bound: str | None = None
 
