@@ -20,8 +20,8 @@ from lockstep.errors import CapacityError, DivergenceError, InternalError, Inval
 from lockstep.runtime.client import AsyncClient, collect
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
-from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
 from lockstep.runtime.loop import RestartPolicy
+from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
 from lockstep.runtime.transport.cluster import FromStages
 from lockstep.runtime.transport.local import LocalCluster
 from lockstep.sim.oracle import closed_form

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+from lockstep.cli import mutants
 from lockstep.errors import ConfigError
 from lockstep.sim.campaign import Report, campaign, silence
 from lockstep.sim.drawing import draw
@@ -31,15 +32,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True, help="make a failing run smaller before printing it")
     parser.add_argument("--transcript", action="store_true", help="with --seed: print what happened also if nothing failed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    mutants.add_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     silence()
-    if arguments.seed is not None:
-        return _run_one(arguments)
     if arguments.seeds < 1 or arguments.jobs < 1:
         raise ConfigError(f"--seeds and --jobs are at least 1, got {arguments.seeds} and {arguments.jobs}")
+    if arguments.mutants:
+        return mutants.run(arguments)
+    if arguments.seed is not None:
+        return _run_one(arguments)
     report = campaign(range(arguments.first, arguments.first + arguments.seeds), jobs=arguments.jobs, progress=_Progress(arguments.seeds))
     print(json.dumps(report.as_json()) if arguments.json else _summary(report))
     for seed, failure in report.failures[:SEEDS_TOLD]:

@@ -13,8 +13,8 @@ import numpy as np
 from lockstep.core.records import Side, Transfer
 from lockstep.core.types import I32, NO_STEP
 
-STRIKES_SUSPECT, STRIKES_MAX = 2, 3
-"""From so many strikes on a request runs with no other suspect; from so many on with nobody at all, and if the engine fails then it is ended."""
+STRIKES_MAX = 3
+"""From so many strikes on a request runs alone, and if the engine fails then it is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,6 @@ class LiveRequest:
     def prefilling(self) -> bool:
         """Some known token other than the last is not in any plan yet, or nothing was sampled since the admission."""
         return not self.outstanding and self.known == self.admitted_known
-
-    @property
-    def suspect(self) -> bool:
-        """It was computed in failure after failure and has not got past that point: it runs with no other suspect."""
-        return self.strikes >= STRIKES_SUSPECT
 
     @property
     def isolated(self) -> bool:

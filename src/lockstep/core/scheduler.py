@@ -269,8 +269,8 @@ class Scheduler:
         return True
 
     def _plan_admissions(self, build: PlanBuilder) -> None:
-        """In rank order, none passing another but a sibling that waits for its elder, and a suspect that waits for another. After a preemption in
-        this plan nobody comes in. Isolated requests go first, and alone."""
+        """In rank order, none passing another but a sibling that waits for its elder. After a preemption in this plan nobody comes in.
+        Isolated requests go first, and alone."""
         if self._isolated:
             self._isolated = [request for request in self._isolated if request.isolated and request.spec.request_id in self._requests]
         if self._isolated:
@@ -280,7 +280,7 @@ class Scheduler:
         index = 0
         while index < len(self._waiting) and self._free_slots and not build.preempted and build.budget_used < self.config.token_budget:
             request = self._waiting[index]
-            if self._waits_for_elder(request, build) or (request.suspect and any(other.suspect for other in self._running)):
+            if self._waits_for_elder(request, build):
                 index += 1
             elif not self._try_admit(request, build):
                 break
@@ -336,6 +336,7 @@ class Scheduler:
             victim = None if request.outstanding else self._victim(request, build)
             if victim is None:
                 return False
+            assert self._rank(victim) > self._rank(request), (victim.spec.request_id, request.spec.request_id)
             self._preempt(victim, build)
         self._extend(request, end, build)
         return True
@@ -353,6 +354,8 @@ class Scheduler:
     def _preempt(self, request: LiveRequest, build: PlanBuilder) -> None:
         """Out of its slot and back in the queue at its old rank, with every token that is known. What is in flight for it will be dropped; it comes
         again."""
+        assert not build.has_row(request), request.spec.request_id
+        assert not build.has_ready(request), request.spec.request_id
         self.stats.preemptions += 1
         if request.prefilling:
             self.stats.preemptions_in_prefill += 1

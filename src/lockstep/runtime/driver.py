@@ -250,8 +250,12 @@ class Driver:
         return error, frozenset([request.spec.request_id for request in owners if request is not None] + list(error.request_ids))
 
     def _located(self, error: DivergenceError, columns: Mapping[int, Columns]) -> DivergenceError:
-        while self._unresolved and self._unresolved[0].step <= error.step and self._replica.can_run(self._unresolved[0]):
-            self._replay_next()
+        try:
+            while self._unresolved and self._unresolved[0].step <= error.step and self._replica.can_run(self._unresolved[0]):
+                self._replay_next()
+        except InternalError as own_error:
+            words = f"{error}. The driver's own replica does not get there: {own_error}"
+            return DivergenceError(words, step=error.step, concerned=own_error.concerned)
         own = self._replica.columns_of(error.step)
         named: dict[str, Columns] = {} if own is None else {"the driver": own}
         named |= {f"stage {stage}": folded for stage, folded in sorted(columns.items()) if folded}
@@ -267,7 +271,7 @@ class Driver:
 
     def restart(self, epoch: int, ended: Collection[str], *, strikes: bool) -> frozenset[str]:
         """Begin a new epoch with every request but those of `ended`, which are concerned by the failure. strikes: requests with rows in unresolved
-        plans are suspects. Returns those that were struck too often; they are ended too."""
+        plans get one. Returns those that were struck too often; they are ended too."""
         for request_id in sorted(ended):
             self.scheduler.abort(request_id)
             self.ledger.close(request_id)

@@ -122,9 +122,7 @@ class EngineLoop:
         now = self._clock()
         self.driver.tick(now)
         try:
-            if self._begin_at is not None and now >= self._begin_at:
-                self._begin_at = None
-                self.cluster.begin(self.driver.epoch)
+            self._begin_if_due(now, self.driver.epoch)
             if not self.recovering:
                 while (plan := self.driver.next_plan()) is not None:
                     self.cluster.send(plan)
@@ -155,22 +153,33 @@ class EngineLoop:
         if isinstance(error, InternalError):
             error, concerned = self.driver.explain(error, columns)
         self._count(error, incident)
+        epoch, ends_engine = self.driver.epoch + 1, self._is_one_too_many(now)
+        if not ends_engine:
+            self._in_a_row += 1
+            self._begin_at = now + self._restarts.delay_s(self._in_a_row)
+            self._begin_if_due(now, epoch)  # stages start while the recording is written
         path = None
         if self._dumper is not None:
             path = self._dumper.dump(incident=incident, error=error, unresolved=self.driver.unresolved, columns=columns)
         _log.error("incident %s in epoch %d: %s%s", incident, self.driver.epoch, error, f"; recorded in {path}" if path else "")
-        self._failed_at.append(now)
-        while now - self._failed_at[0] > self._restarts.window_s:
-            self._failed_at.popleft()
-        if len(self._failed_at) > self._restarts.most:
+        if ends_engine:
             raise error
-        poison = self.driver.restart(self.driver.epoch + 1, concerned, strikes=not concerned and not isinstance(error, LinkError))
+        self.counts.restarts += 1
+        poison = self.driver.restart(epoch, concerned, strikes=not concerned and not isinstance(error, LinkError))
         if isinstance(error, InternalError):
             self._end(sorted(concerned), FinishReason.ERROR, _with_incident(error, incident))
         self._end(sorted(poison), FinishReason.ERROR, _poisoned(error, incident))
-        self._in_a_row += 1
-        self._begin_at = now + self._restarts.delay_s(self._in_a_row)
-        self.counts.restarts += 1
+
+    def _is_one_too_many(self, now: float) -> bool:
+        self._failed_at.append(now)
+        while now - self._failed_at[0] > self._restarts.window_s:
+            self._failed_at.popleft()
+        return len(self._failed_at) > self._restarts.most
+
+    def _begin_if_due(self, now: float, epoch: int) -> None:
+        if self._begin_at is not None and now >= self._begin_at:
+            self._begin_at = None
+            self.cluster.begin(epoch)
 
     def _count(self, error: LockstepError, incident: str) -> None:
         self.counts.divergences += isinstance(error, DivergenceError)

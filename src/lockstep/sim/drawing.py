@@ -13,7 +13,7 @@ LENGTH_MAX = 56
 STRIKING = ("crash", "stall", "link-drop", "link-damage")
 """May count as strikes against requests in flight; three of them could end an innocent one, by PROTOCOL.md 22, so a run has at most two."""
 
-CHANGES = ("foreign-kv", "flip-draft", *(f"flip-{name}" for name in FLIPS))
+CHANGES = ("foreign-kv", "flip-draft", "flip-draft", *(f"flip-{name}" for name in FLIPS))
 
 
 def draw(seed: int) -> Scenario:
@@ -159,7 +159,7 @@ def _poison(rng: random.Random, engines: tuple[EngineShape, ...], asks: tuple[As
 
 def _change(rng: random.Random, engines: tuple[EngineShape, ...]) -> Fault:
     engine = rng.randrange(len(engines))
-    kind = rng.choice(CHANGES)
+    kind = rng.choice([kind for kind in CHANGES if engines[engine].drafts_max or KINDS[kind].needs != "drafts"])
     target = rng.randrange(engines[engine].stage_count) if kind == "foreign-kv" else rng.randrange(DRIVER, engines[engine].stage_count)
     return Fault(kind=kind, at=_time(rng), engine=engine, phase=rng.choice(KINDS[kind].phases), target=target)
 

@@ -7,24 +7,26 @@ mutant is broken.
 from __future__ import annotations
 
 import multiprocessing
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep import errors
 from lockstep.errors import InternalError, LockstepError
-from lockstep.sim.drawing import _link, _poison, draw
-from lockstep.sim.mutants import MUTANTS, Mutant, Setting, Witness
+from lockstep.sim.mutants import MUTANTS, Mutant, Witness
+from lockstep.sim.mutants.setting import scenarios
 from lockstep.sim.mutation_bounds import broken_bound
 from lockstep.sim.parts import Parts
-from lockstep.sim.scenario import Fault, Scenario
+from lockstep.sim.scenario import Scenario
 from lockstep.sim.simulation import Outcome, Simulation
 
 SEEDS_MOST = 300
 """Scenarios that suit a mutant, after which it counts as a survivor."""
 
-SEEDS_AFTER_KILL = 6
+SEEDS_EQUIVALENT = 60
+"""So many of them an equivalent one has to survive."""
+
+SEEDS_AFTER_KILL = 3
 """More of them after the first that kills it, to see what else does."""
 
 FAILURES_MOST = 60
@@ -144,62 +146,12 @@ def _judged(outcome: Outcome, simulation: _Noticing, raised: Sequence[str]) -> _
     return _Run(by="" if broken else by, at=at, broken=broken, text=first.text)
 
 
-# Scenarios
-
-
-def scenarios(setting: Setting, first_seed: int) -> Iterator[Scenario]:
-    """Drawn ones that suit the setting, on and on."""
-    seed = first_seed
-    while True:
-        scenario = _adapted(draw(seed), setting)
-        if scenario is not None:
-            yield scenario
-        seed += 1
-
-
-def _adapted(scenario: Scenario, setting: Setting) -> Scenario | None:
-    engines = scenario.engines
-    unfit = (
-        scenario.framed
-        or (setting.drafts is not None and all(bool(engine.drafts_max) != setting.drafts for engine in engines))
-        or setting.hand_over != (len(engines) > 1)
-        or (setting.asynchronous is not None and any(engine.asynchronous != setting.asynchronous for engine in engines))
-        or min(engine.stage_count for engine in engines) < setting.stages_least
-        or (setting.plans_most and max(engine.microbatch_count + engine.asynchronous for engine in engines) > setting.plans_most)
-    )
-    if unfit:
-        return None
-    asks = scenario.asks if setting.aborts else tuple(replace(ask, abort=None) for ask in scenario.asks)
-    if setting.alike:
-        asks = tuple(replace(ask, prompt=tuple(token % 2 for token in ask.prompt)) for ask in asks)
-    if setting.tight:
-        asks = tuple(replace(ask, at=0.1 * ask.at) for ask in asks)
-        longest = max(len(ask.prompt) + ask.tokens_max for ask in asks)
-        engines = tuple(replace(engine, block_count=-(-longest // engine.block_size), slot_count=max(4, engine.slot_count)) for engine in engines)
-    made = replace(scenario, engines=engines, asks=asks, faults=())
-    return replace(made, faults=tuple(_faults(made, setting.faults)))
-
-
-def _faults(scenario: Scenario, kinds: Sequence[str]) -> Iterator[Fault]:
-    """One of each kind, at some early time."""
-    rng = random.Random(scenario.seed)
-    for kind in kinds:
-        engine = len(scenario.engines) - 1 if kind.startswith("kv-part") else rng.randrange(len(scenario.engines))
-        count = scenario.engines[engine].stage_count
-        if kind == "poison":
-            yield from _poison(rng, scenario.engines, scenario.asks)
-        elif kind.startswith("link-"):
-            target, other = _link(rng, count, "")
-            yield Fault(kind=kind, at=rng.random() * 0.3, engine=engine, target=target, other=other)
-        else:
-            yield Fault(kind=kind, at=rng.random() * 0.3, engine=engine, target=rng.randrange(count))
-
-
 # Verdicts
 
 
-def judge(mutant: Mutant, scope: str, *, first_seed: int = 0, seeds_most: int = SEEDS_MOST, seeds_after: int = SEEDS_AFTER_KILL) -> Verdict:
-    """Runs it until it is killed and a little longer, or for as many scenarios as there may be."""
+def judge(mutant: Mutant, scope: str, *, first_seed: int = 0, seeds_most: int = 0, seeds_after: int = SEEDS_AFTER_KILL) -> Verdict:
+    """Runs it until it is killed and a little longer, or for as many scenarios as there may be (0: what is usual)."""
+    seeds_most = seeds_most or (SEEDS_MOST if mutant.equivalent is None else SEEDS_EQUIVALENT)
     by: dict[str, None] = {}
     seed, steps, runs, met, broken = -1, None, 0, 0, ""
     if mutant.bound is not None and broken_bound(mutant.bound, mutant.parts[scope](Witness())):

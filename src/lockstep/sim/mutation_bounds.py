@@ -51,13 +51,14 @@ def _asks(count: int, *, prompt_length: int, tokens_max: int, every_s: float = 0
 
 class _Observed(Simulation):
     """plans_before_result: written before the first result came. buffered_most: results that any replica kept at once. rows_over: most rows of a plan
-    of decodes beyond the share of a microbatch."""
+    of decodes beyond the share of a microbatch. passed: (who was admitted, who had come before and still waited)."""
 
     def __init__(self, scenario: Scenario, parts: Parts) -> None:
         super().__init__(scenario, parts, None)
         self.plans_before_result = 0
         self.buffered_most = 0
         self.rows_over = 0
+        self.passed: list[tuple[str, str]] = []
         self._results = 0
 
     def note_plan(self, engine: int, plan: StepPlan) -> None:
@@ -66,6 +67,10 @@ class _Observed(Simulation):
         scheduler = self.engines[engine].driver.scheduler
         if not len(plan.admissions.slots) and len(plan.rows):
             self.rows_over = max(self.rows_over, len(plan.rows) - ceil_div(scheduler.running_count, STAGES))
+        live = [found for ask in self.scenario.asks if (found := scheduler.find(ask.name)) is not None]
+        for number, request in enumerate(live):
+            if request.slot is not None and request.admitted_step == plan.step:
+                self.passed += [(request.spec.request_id, other.spec.request_id) for other in live[:number] if other.slot is None]
 
     def note_taken(self, engine: int, message: FromStages) -> None:
         super().note_taken(engine, message)
@@ -120,6 +125,21 @@ def _drafts(parts: Parts) -> str:
     return f"{count} requests are preempted to make room for drafts" if count else ""
 
 
+def _order(parts: Parts) -> str:
+    """PROTOCOL.md 17: who is preempted keeps its place. r1 loses its blocks to r0 while others arrive; else it could wait for ever."""
+    first = (
+        Ask(name="r0", prompt=tuple(range(1, 13)), tokens_max=16, seed=1, at=0.0),
+        Ask(name="r1", prompt=tuple(range(21, 33)), tokens_max=12, seed=2, at=0.0),
+    )
+    later = tuple(Ask(name=f"r{i}", prompt=(i, i, i), tokens_max=3, seed=i, at=0.01 * i) for i in range(2, 24))
+    scenario = _scenario((*first, *later), token_budget=64)
+    shape = replace(scenario.engines[0], stage_count=1, asynchronous=False, block_count=8, microbatch_count=1, slot_count=3, work_s=(0.01,))
+    seen = _Observed(replace(scenario, engines=(shape,)), parts)
+    preempted = seen.run().counts["preemptions"]
+    assert preempted, "the scenario is about preemption"
+    return f"{seen.passed[0][0]} passes {seen.passed[0][1]}" if seen.passed else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     says: str
@@ -131,6 +151,7 @@ BOUNDS = {
     "chunks": Bound(says="chunks of a lone prompt fill the pipeline", look=_chunks),
     "shares": Bound(says="a plan has at most a microbatch's share of the live rows", look=_shares),
     "drafts": Bound(says="nobody is preempted to make room for drafts", look=_drafts),
+    "order": Bound(says="nobody passes who came earlier and was preempted", look=_order),
     "siblings": Bound(says="choices of one prompt share its blocks", look=_siblings),
 }
 

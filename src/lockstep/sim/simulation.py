@@ -121,7 +121,7 @@ class Simulation(Watcher):
         self._aborting: list[tuple[Client, Abort]] = []
         self._disturbed_at_step = 0
         self._liveness = 0
-        self._steps_most = 200 + 12 * sum(len(ask.prompt) + ask.tokens_max for ask in scenario.asks)
+        self._steps_most = 100 + 4 * sum(len(ask.prompt) + ask.tokens_max for ask in scenario.asks)
         for ask in scenario.asks:
             self._open += 1
             self.timeline.at(ask.at, lambda ask=ask: self._submit(ask, 0))  # type: ignore[misc]

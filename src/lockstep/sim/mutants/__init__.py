@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep.sim.mutants import booking, deciding, four, handing, linking, replicas, sampling
-from lockstep.sim.mutants.mutant import ALL, ONE, Mutant, Setting, Witness
+from lockstep.sim.mutants.mutant import ALL, ONE, Mutant, Witness
 
 MUTANTS: Sequence[Mutant] = tuple(mutant for module in (four, deciding, booking, replicas, sampling, handing, linking) for mutant in module.MUTANTS)
 
@@ -17,4 +17,4 @@ NO_CODE_YET: Mapping[str, str] = {
 }
 """Rules that nothing in the engine can break yet, and why."""
 
-__all__ = ["ALL", "MUTANTS", "NO_CODE_YET", "ONE", "Mutant", "Setting", "Witness"]
+__all__ = ["ALL", "MUTANTS", "NO_CODE_YET", "ONE", "Mutant", "Witness"]

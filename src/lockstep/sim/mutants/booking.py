@@ -17,7 +17,8 @@ from lockstep.core.scheduler import Delivery
 from lockstep.core.transfers import TransferBook
 from lockstep.core.types import I32, ceil_div
 from lockstep.sim.mutants.deciding import WatchedScheduler
-from lockstep.sim.mutants.mutant import Mutant, Setting, of_scheduler
+from lockstep.sim.mutants.mutant import Mutant, of_scheduler
+from lockstep.sim.mutants.setting import ANY, Setting
 
 
 class OtherBooks(WatchedScheduler):
@@ -279,9 +280,7 @@ class ExportsUnheld(OtherBooks):
     book_kind = HoldsNothing
 
 
-def _mutant(
-    kind: str, name: str, loosens: str, scheduler: type[WatchedScheduler], setting: Setting = Setting(), equivalent: str | None = None
-) -> Mutant:
+def _mutant(kind: str, name: str, loosens: str, scheduler: type[WatchedScheduler], setting: Setting = ANY, equivalent: str | None = None) -> Mutant:
     return Mutant(name=name, kind=kind, loosens=loosens, parts=of_scheduler(scheduler), setting=setting, equivalent=equivalent)
 
 

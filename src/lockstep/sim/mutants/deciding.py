@@ -10,7 +10,8 @@ from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import STRIKES_MAX, EngineRequest, LiveRequest
 from lockstep.core.scheduler import Delivery, Scheduler
 from lockstep.core.types import UNKNOWN_START
-from lockstep.sim.mutants.mutant import UNSEEN, MakeParts, Mutant, Setting, of_scheduler
+from lockstep.sim.mutants.mutant import UNSEEN, MakeParts, Mutant, of_scheduler
+from lockstep.sim.mutants.setting import ANY, Setting
 
 
 class WatchedScheduler(Scheduler):
@@ -252,24 +253,6 @@ class NoStrikes(WatchedScheduler):
         return super().restart(epoch, strikes=False)
 
 
-class NeverSuspect(LiveRequest):
-    __slots__ = ()
-
-    @property
-    def suspect(self) -> bool:
-        return False
-
-
-class SuspectsTogether(OtherRequests):
-    """Requests with strikes run together."""
-
-    kind = NeverSuspect
-
-    def _plan_admissions(self, build: PlanBuilder) -> None:
-        self.did(any(request.strikes >= 2 for request in self._waiting))
-        super()._plan_admissions(build)
-
-
 class NeverIsolated(LiveRequest):
     __slots__ = ()
 
@@ -279,7 +262,7 @@ class NeverIsolated(LiveRequest):
 
 
 class IsolatesNobody(OtherRequests):
-    """However often a request was there when the engine failed, others run beside it."""
+    """Struck requests run with others and with each other, however often they were there when the engine failed."""
 
     kind = NeverIsolated
 
@@ -405,7 +388,7 @@ _DRAFTS = Setting(drafts=True)
 _ASYNC, _SYNC = Setting(asynchronous=True), Setting(asynchronous=False)
 _ABORTS = Setting(aborts=True)
 _CRASHES = Setting(faults=("crash",))
-_POISON = Setting(faults=("poison",))
+_POISON = Setting(faults=("poison", "poison"))
 _HAND_OVER = Setting(hand_over=True, tight=True)
 _TIGHT = Setting(tight=True)
 
@@ -415,7 +398,7 @@ def _mutant(
     name: str,
     loosens: str,
     scheduler: type[Scheduler],
-    setting: Setting = Setting(),
+    setting: Setting = ANY,
     *,
     bound: str | None = None,
     equivalent: str | None = None,
@@ -435,7 +418,7 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("rule 17", "victim-of-any-rank", "a victim may rank above the beneficiary", VictimOfAnyRank, _TIGHT),
     _mutant("rule 17", "victim-with-row", "a victim may have a row in the plan", VictimWithRow, _TIGHT),
     _mutant("rule 17", "victim-with-ready", "a victim may have a ready record in the plan", VictimWithReady, _HAND_OVER),
-    _mutant("rule 17", "preempted-go-last", "arrival does not survive preemption", PreemptedGoLast, _TIGHT),
+    _mutant("rule 17", "preempted-go-last", "arrival does not survive preemption", PreemptedGoLast, _TIGHT, bound="order"),
     _mutant(
         "rule 21",
         "reuses-generations",
@@ -449,14 +432,6 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("rule 22", "no-strikes", "nobody is struck", NoStrikes, _POISON),
     _mutant("rule 22", "isolates-nobody", "nobody runs alone, however often it was struck", IsolatesNobody, _POISON),
     _mutant("rule 22", "ends-any-struck", "who was struck too often is ended, though others ran beside it", EndsAnyStruck, _POISON),
-    _mutant(
-        "rule 22",
-        "suspects-together",
-        "struck requests run together until they are isolated",
-        SuspectsTogether,
-        _POISON,
-        equivalent="only who was alone is ended; that suspects run one at a time before saves epochs, and ends nobody",
-    ),
     _mutant("rule 23", "no-share", "a plan takes every row that is eligible", NoShare, bound="shares"),
     _mutant("rule 26", "siblings-together", "siblings are admitted in one plan", SiblingsTogether, bound="siblings"),
     _mutant("C1-03", "anchors-too-early", "a decode does not wait for the token that it starts from", AnchorsTooEarly, _SYNC),

@@ -19,7 +19,8 @@ from lockstep.core.schema import MARK_EMBEDDING, MARK_TOKEN
 from lockstep.core.types import I32
 from lockstep.runtime.messages import Activations
 from lockstep.runtime.stage import DRIVER, Send, Stage
-from lockstep.sim.mutants.mutant import ALL, PLAIN, UNSEEN, MakeParts, Mutant, Setting, of_accept, of_last_stage, of_table
+from lockstep.sim.mutants.mutant import ALL, PLAIN, UNSEEN, MakeParts, Mutant, of_accept, of_last_stage, of_table
+from lockstep.sim.mutants.setting import ANY, Setting
 from lockstep.sim.mutants.watched_table import WatchedTable
 from lockstep.sim.parts import Parts
 
@@ -296,7 +297,7 @@ def accept_by_order(layout: BatchLayout, sampled: I32, **others: Any) -> StepRes
 _DRAFTS, _ABORTS, _TWO_STAGES = Setting(drafts=True), Setting(aborts=True), Setting(stages_least=2)
 
 
-def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], setting: Setting = Setting(), beside: Parts = PLAIN) -> Mutant:
+def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], setting: Setting = ANY, beside: Parts = PLAIN) -> Mutant:
     return Mutant(name=name, kind=kind, loosens=loosens, parts=parts, setting=setting, beside=beside)
 
 
@@ -319,7 +320,7 @@ MUTANTS: Sequence[Mutant] = (
         "tells-driver-when-empty",
         "a step that samples nothing has a result for the driver alone",
         of_last_stage(TellsOnlyDriverWhenEmpty),
-        Setting(stages_least=2, plans_most=2),
+        Setting(stages_least=2, plans_in_flight=2),
     ),
     _mutant("S2", "sends-twice-when-empty", "a step that samples nothing has two results", of_last_stage(SendsTwiceWhenEmpty)),
     _mutant(

@@ -16,7 +16,8 @@ from lockstep.runtime.handover import Handover, ToStage, _Export, _id
 from lockstep.runtime.messages import Activations, ImportReport, KVPart
 from lockstep.runtime.stage import Send, Stage
 from lockstep.sim.mutants.deciding import OtherRequests
-from lockstep.sim.mutants.mutant import UNSEEN, MakeParts, Mutant, Setting, Witness, of_driver, of_scheduler, of_stage, watched
+from lockstep.sim.mutants.mutant import UNSEEN, MakeParts, Mutant, Witness, of_driver, of_scheduler, of_stage, watched
+from lockstep.sim.mutants.setting import Setting
 from lockstep.sim.parts import Parts
 
 

@@ -13,7 +13,8 @@ from lockstep.core.records import StepResult
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.messages import Activations, StageStart
 from lockstep.runtime.transport.numbers import LinkNumbers, Verdict
-from lockstep.sim.mutants.mutant import ALL, UNSEEN, MakeParts, Mutant, Setting, Witness, of_driver, of_numbers, watched
+from lockstep.sim.mutants.mutant import ALL, UNSEEN, MakeParts, Mutant, Witness, of_driver, of_numbers, watched
+from lockstep.sim.mutants.setting import Setting
 from lockstep.sim.parts import Parts
 from lockstep.sim.wires import NumberedEnd, Wire
 

@@ -17,6 +17,7 @@ from lockstep.core.table import SlotTable, TableShape
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.stage import Stage
 from lockstep.runtime.transport.numbers import LinkNumbers
+from lockstep.sim.mutants.setting import ANY, Setting
 from lockstep.sim.parts import Accept, Parts, plain_provenance
 from lockstep.sim.rig import plain_table
 
@@ -53,27 +54,6 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a scenario must have for a mutant to be met, and what it may have.
-
-    drafts, asynchronous: None for either. hand_over: two engines. stages_least: of every engine. plans_most: that may be in flight, 0 for any number;
-    a message that never came is noticed by whoever waits for it, as many plans later as are in flight.
-    faults: of each kind there is one; all others are taken out, as are aborts unless `aborts`. alike: all prompts are made of two tokens, so that
-    blocks are alike that stand behind different prefixes. tight: pools that hold one long request and hardly more.
-    """
-
-    drafts: bool | None = None
-    hand_over: bool = False
-    asynchronous: bool | None = None
-    stages_least: int = 1
-    plans_most: int = 0
-    faults: tuple[str, ...] = ()
-    aborts: bool = False
-    alike: bool = False
-    tight: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """kind: whose rule it loosens: S1 to S4, a rule of the protocol, or a kind of fault that the field has met. parts: by scope.
     beside: the real parts that it is compared with; other than the plain ones where only a certain scheduler's plans meet it.
@@ -83,7 +63,7 @@ class Mutant:
     kind: str
     loosens: str
     parts: Mapping[str, MakeParts]
-    setting: Setting = Setting()
+    setting: Setting = ANY
     beside: Parts = PLAIN
     equivalent: str | None = None
     bound: str | None = None

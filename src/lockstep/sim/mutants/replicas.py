@@ -24,13 +24,13 @@ from lockstep.sim.mutants.mutant import (
     UNSEEN,
     MakeParts,
     Mutant,
-    Setting,
     Witness,
     of_provenance,
     of_stage,
     of_table,
     watched,
 )
+from lockstep.sim.mutants.setting import ANY, Setting
 from lockstep.sim.mutants.watched_table import WatchedTable
 from lockstep.sim.parts import Parts
 
@@ -318,9 +318,7 @@ _DRAFTS, _ASYNC, _TWO_STAGES = Setting(drafts=True), Setting(asynchronous=True),
 _HAND_OVER = Setting(hand_over=True, faults=("kv-part-lost", "kv-pull-lost"))
 
 
-def _mutant(
-    kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], setting: Setting = Setting(), equivalent: str | None = None
-) -> Mutant:
+def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], setting: Setting = ANY, equivalent: str | None = None) -> Mutant:
     return Mutant(name=name, kind=kind, loosens=loosens, parts=parts, setting=setting, equivalent=equivalent)
 
 

@@ -14,7 +14,8 @@ from lockstep.core.ragged import Ragged
 from lockstep.core.records import StepResult
 from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import I32
-from lockstep.sim.mutants.mutant import Mutant, Setting, of_accept
+from lockstep.sim.mutants.mutant import Mutant, of_accept
+from lockstep.sim.mutants.setting import ANY, Setting
 
 
 def _without_stops(layout: BatchLayout) -> BatchLayout:
@@ -103,7 +104,7 @@ _DRAFTS = Setting(drafts=True)
 _GUESSES = "a draft is only a guess: it is verified, and a wrong one costs time"
 
 
-def _mutant(kind: str, name: str, loosens: str, function: Any, setting: Setting = Setting(), equivalent: str | None = None) -> Mutant:
+def _mutant(kind: str, name: str, loosens: str, function: Any, setting: Setting = ANY, equivalent: str | None = None) -> Mutant:
     return Mutant(name=name, kind=kind, loosens=loosens, parts=of_accept(function), setting=setting, equivalent=equivalent)
 
 
