@@ -14,11 +14,12 @@ from lockstep.core.scheduler import Scheduler
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.runtime.transport.numbers import LinkNumbers, Verdict
 from lockstep.sim.drawing import draw
+from lockstep.sim.log import Log
 from lockstep.sim.parts import Parts
 from lockstep.sim.rig import plain_table
 from lockstep.sim.scenario import Abort, Ask, EngineShape, Fault, Scenario
 from lockstep.sim.shrink import shrink
-from lockstep.sim.simulation import Log, Outcome, run
+from lockstep.sim.simulation import Outcome, run
 from lockstep.sim.story import tell
 
 
@@ -153,6 +154,12 @@ def test_lost_or_late_kv_is_prefilled_where_it_did_not_come(kind: str) -> None:
     assert outcome.counts["imports_failed"] == 1
 
 
+def test_foreign_kv_from_another_engine_ends_the_request_that_got_it() -> None:
+    """PROTOCOL.md 13: the source's own tags come with it."""
+    outcome = checked(scenario(Fault(kind="kv-part-foreign", at=0.0, engine=1), engines=(engine(stage_count=1, microbatch_count=1), engine())))
+    assert [(detection.check, len(detection.concerned)) for detection in outcome.detections] == [("ProvenanceError", 1)]
+
+
 def test_source_that_crashes_while_kv_is_fetched_costs_a_local_prefill() -> None:
     engines = (engine(), engine(work_s=(0.03, 0.03)))
     outcome = checked(scenario(Fault(kind="crash", at=0.06, target=0), Fault(kind="crash", at=0.08, target=1), engines=engines, link_s=0.01))
@@ -217,8 +224,6 @@ def late_table(shape: TableShape, _replica: int) -> SlotTable:
 BROKEN = {
     "late results are applied": Parts(make_table=late_table),
     "published too early": Parts(make_scheduler=PublishesEarly),
-    "no tag is looked at": Parts(make_provenance=lambda count, size, _stage: LooksAtNothing(count, size)),
-    "no gap is seen": Parts(make_numbers=SeesNoGap),
     "blocks leak": Parts(make_scheduler=ForgetsPreempted),
 }
 
@@ -226,6 +231,21 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_part_is_found_within_sixty_seeds(name: str) -> None:
     assert any(run(draw(seed), BROKEN[name]).failures for seed in range(60))
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault", "kind"),
+    [
+        (
+            Parts(make_provenance=lambda count, size, _stage: LooksAtNothing(count, size)),
+            Fault(kind="foreign-kv", at=0.08, phase="decode", target=1),
+            "wrong tokens",
+        ),
+        (Parts(make_numbers=SeesNoGap), Fault(kind="link-duplicate", at=0.05, target=1, other=0), "unexplained"),
+    ],
+)
+def test_check_that_is_left_out_is_missed(parts: Parts, fault: Fault, kind: str) -> None:
+    assert run(scenario(fault), parts).failures[0].kind == kind
 
 
 def test_failing_run_is_made_smaller_and_told() -> None:

@@ -46,12 +46,12 @@ class Digest:
     def fold(self, arrays: Sequence[NDArray[Any]]) -> int:
         """Fold arrays with elements of 4 or 8 bytes, and before them how many there are and how many words each has, so that no two lists
         of arrays are the same words. Returns the new value."""
+        parts = [array.tobytes() for array in arrays]
         assert all(array.itemsize in (4, 8) for array in arrays), [array.dtype for array in arrays]
-        sizes = np.array([len(arrays), *(array.nbytes // 4 for array in arrays)], np.uint32)
-        words = np.concatenate([sizes, *(np.ascontiguousarray(array).reshape(-1).view(np.uint32) for array in arrays)])
+        sizes = np.array([len(parts), *[len(part) // 4 for part in parts]], np.uint32)
+        words = np.frombuffer(b"".join([sizes.tobytes(), *parts]), np.uint32)
         while len(words) > len(self._weights):
             self._weights = _weights(2 * len(self._weights))
-        assert len(words) == 1 + len(arrays) + int(sizes[1:].sum()), (len(words), sizes)
         total = int(np.dot(words.astype(np.uint64), self._weights[: len(words)]))
         self.value = mix64(self.value * _GOLDEN + total)
         return self.value

@@ -36,6 +36,9 @@ class PlanBuilder:
         return not (self._rows or self._releases or self._ready or self._unexports or self._admissions)
 
     def release(self, slot: int, generation: int) -> None:
+        """Before anything else is said of the generation in this plan: who has a row or a ready record in it is no victim (PROTOCOL.md 17)."""
+        assert generation not in self.row_owners, (slot, generation)
+        assert all(request.generation != generation for request in self.ready_requests), (slot, generation)
         self._releases.append((slot, generation))
 
     def ready(self, request: LiveRequest, computed: int) -> None:

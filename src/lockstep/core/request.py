@@ -46,7 +46,7 @@ class EngineRequest:
     exports: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LiveRequest:
     """arrival: order of submission; with priority it survives preemption. tokens[:known]: prompt and accepted tokens received so far.
 

@@ -272,7 +272,7 @@ class Scheduler:
         """In rank order, none passing another but a sibling that waits for its elder. After a preemption in this plan nobody comes in.
         Isolated requests go first, and alone."""
         if self._isolated:
-            self._isolated = [request for request in self._isolated if request.isolated and request.spec.request_id in self._requests]
+            self._isolated = [request for request in self._isolated if request.isolated and self.find(request.spec.request_id) is request]
         if self._isolated:
             if not self._running:
                 self._try_admit(self._isolated[0], build)

@@ -101,8 +101,10 @@ class SlotTable:
         c, name = self.columns, f"result of step {result.step}"
         pending, known, cap, most = c["pending"][slots], c["known"][slots], c["length_cap"][slots], c["pending_count"][slots]
         self._expect(pending == result.step, lambda: f"{name} has rows for slots that do not wait for it: {slots}, which wait for {pending}", slots)
-        waiting = np.flatnonzero((c["pending"] == result.step) & (c["generation"] != FREE))
-        self._expect(np.isin(waiting, slots), lambda: f"{name} has no row for slots that wait for it: {waiting} wait, {slots} have one", waiting)
+        waits = (c["pending"] == result.step) & (c["generation"] != FREE)
+        if np.count_nonzero(waits) != len(slots):
+            waiting = np.flatnonzero(waits)
+            self._expect(np.isin(waiting, slots), lambda: f"{name} has no row for slots that wait for it: {waiting} wait, {slots} have one", waiting)
         self._expect(counts > 0, lambda: f"{name} has a row without a token: {counts} tokens for slots {slots}", slots)
         self._expect(known + counts <= cap, lambda: f"{name} goes past a length cap: {counts} more tokens on {known}, caps {cap}", slots)
         self._expect(counts <= most, lambda: f"{name} brings {counts} tokens a row, {most} positions were sampled", slots)
@@ -126,6 +128,8 @@ class SlotTable:
     def _chain(self, slot: I32, values: I32, positions: I32, marks: I32, which: NDArray[np.intp], before: U64) -> U64:
         """Cumulative tags of tokens that follow a prefix with tag before[i], for groups `which` = 0 0 1 1 1 ... in order."""
         sums = np.cumsum(token_mix(values, positions, marks, self.columns["kv_salt"][slot]), dtype=np.uint64)
+        if len(sums) == len(before):  # one token each, as in a decode
+            return before + np.diff(sums, prepend=np.uint64(0))
         first = np.searchsorted(which, np.arange(len(before)))
         base = np.where(first > 0, sums[first - 1], np.uint64(0))
         return before[which] + sums - base[which]
@@ -146,6 +150,8 @@ class SlotTable:
 
     def _release(self, releases: Slots) -> None:
         slots, generations = releases.slots, releases.generations
+        if not len(slots):
+            return
         self._expect_slots(slots, lambda: "release")
         held = self._holds(slots, generations)
         self._expect(held, lambda: f"release of slots {slots} in generations that do not hold them: {generations}", slots)
@@ -205,6 +211,8 @@ class SlotTable:
 
     def _make_ready(self, ready: Ready) -> None:
         c, slots, computed = self.columns, ready.slots, ready.computed
+        if not len(slots):
+            return
         self._expect_slots(slots, lambda: "ready record")
         right = self._holds(slots, ready.generations) & (c["importing"][slots] == 1)
         self._expect(right, lambda: f"ready record for slots that import nothing: {slots} in generations {ready.generations}", slots)

@@ -17,7 +17,8 @@ from typing import Any
 
 from lockstep.sim.drawing import draw
 from lockstep.sim.faults import cells
-from lockstep.sim.simulation import Failure, Log, run
+from lockstep.sim.log import Log
+from lockstep.sim.simulation import Failure, run
 
 AGAIN_EACH = 10
 CHUNK = 20

@@ -18,7 +18,7 @@ CHANGES = ("foreign-kv", "flip-draft", "flip-draft", *(f"flip-{name}" for name i
 
 def draw(seed: int) -> Scenario:
     rng = random.Random(seed)
-    two = rng.random() < 0.3
+    two = rng.random() < 0.35
     asks = _asks(rng, two)
     cap_max = max(len(ask.prompt) + ask.tokens_max for ask in asks)
     engines = tuple(_engine(rng, cap_max) for _ in range(2 if two else 1))
@@ -93,7 +93,7 @@ def _ask(rng: random.Random, number: int, shared: list[int], span_s: float, *, p
         needs_prompt_logprobs=rng.random() < 0.05,
         direct=direct,
         drafter=rng.choice(DRAFTERS),
-        abort=None if plain or rng.random() < 0.7 else _abort(rng, at),
+        abort=None if plain or rng.random() < 0.6 else _abort(rng, at),
     )
 
 
@@ -134,7 +134,9 @@ def _faults(rng: random.Random, engines: tuple[EngineShape, ...], asks: tuple[As
         return ()
     if mix < 0.35:
         return _poison(rng, engines, asks)
-    if mix < 0.55:
+    if mix < 0.38:
+        return tuple(_crash_after_progress(rng, engines) for _ in range(rng.randrange(3, 7)))
+    if mix < 0.57:
         return tuple(_change(rng, engines) for _ in range(rng.randrange(1, 4)))
     faults: list[Fault] = []
     for _ in range(rng.randrange(1, 5)):
@@ -157,6 +159,12 @@ def _poison(rng: random.Random, engines: tuple[EngineShape, ...], asks: tuple[As
     )
 
 
+def _crash_after_progress(rng: random.Random, engines: tuple[EngineShape, ...]) -> Fault:
+    """However many of these there are, they end nobody: everybody gets on between two of them."""
+    engine = len(engines) - 1
+    return Fault(kind="crash", at=0.0, engine=engine, phase="decode", target=rng.randrange(engines[engine].stage_count), other=1)
+
+
 def _change(rng: random.Random, engines: tuple[EngineShape, ...]) -> Fault:
     engine = rng.randrange(len(engines))
     kind = rng.choice([kind for kind in CHANGES if engines[engine].drafts_max or KINDS[kind].needs != "drafts"])
@@ -169,7 +177,7 @@ def _fault(rng: random.Random, engines: tuple[EngineShape, ...]) -> Fault:
     kind = rng.choice([kind for kind in kinds if KINDS[kind].needs != "engines" or len(engines) > 1])
     phases = [phase for phase in KINDS[kind].phases if phase != "importing" or len(engines) > 1]
     phase = rng.choice(["", *phases])
-    engine = len(engines) - 1 if phase == "importing" else rng.randrange(len(engines))
+    engine = len(engines) - 1 if phase == "importing" or kind.startswith("kv-") else rng.randrange(len(engines))
     if kind.startswith("kv-"):
         phase = ""
     target, other = _link(rng, engines[engine].stage_count, phase) if kind.startswith("link-") else (rng.randrange(engines[engine].stage_count), 0)

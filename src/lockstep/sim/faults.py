@@ -40,6 +40,7 @@ KINDS: dict[str, Kind] = {
     "kv-pull-lost": Kind(phases=HAND_OVER, needs="engines"),
     "kv-part-lost": Kind(phases=HAND_OVER, needs="engines"),
     "kv-part-late": Kind(phases=HAND_OVER, needs="engines"),
+    "kv-part-foreign": Kind(phases=HAND_OVER, seen_as=("ProvenanceError",), needs="engines"),
     "gone-by-lease": Kind(phases=HAND_OVER, needs="engines"),
     "gone-by-restart": Kind(phases=HAND_OVER, needs="engines"),
     "foreign-kv": Kind(phases=COMPUTED, seen_as=("ProvenanceError",)),

@@ -140,6 +140,7 @@ class StageHost:
             self.crash()
         except LockstepError as error:
             self._fail(error)
+            self._stir()
         except Exception as error:
             self._fail(InternalError(f"{type(error).__name__}: {error}"))
             self.crash()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lockstep.core.layout import BatchLayout
 from lockstep.core.request import LiveRequest
@@ -49,8 +50,9 @@ class Injector:
         self._poison: list[Fault] = []
         self._done: list[Fault] = []
         self._touched: list[_Touched] = []
+        self._cut_off_at: dict[str, int] = {}
         for fault in scenario.faults:
-            timeline.at(fault.at, lambda fault=fault: self._arm(fault), ticks=True)  # type: ignore[misc]
+            timeline.at(fault.at, partial(self._arm, fault), ticks=True)
 
     def _arm(self, fault: Fault) -> None:
         if fault.kind == "poison":
@@ -75,6 +77,8 @@ class Injector:
             self._network.arm(fault)
             return True
         host = engine.hosts[fault.target % len(engine.hosts)]
+        if fault.kind == "crash" and fault.other and not self._all_got_past(engine):
+            return False
         if host.state in (State.ENDED, State.STOPPED):
             return False
         self.note(fault)
@@ -86,6 +90,11 @@ class Injector:
             assert fault.kind == "slow", fault
             host.slowness = SLOWER
         return True
+
+    def _all_got_past(self, engine: SimEngine) -> bool:
+        """Somebody runs, and everybody who runs knows more than the rows that the last failure cut off could have brought."""
+        running = engine.driver.scheduler.running
+        return bool(running) and all(request.known > self._cut_off_at.get(request.spec.request_id, 0) for request in running)
 
     def note(self, fault: Fault, phase: str = "") -> None:
         """It has taken effect."""
@@ -147,6 +156,7 @@ class Injector:
 
     def explain(self, engine: int, error: LockstepError, concerned: Sequence[str]) -> list[str]:
         """What is wrong about this failure: that no fault explains it, or whom it blames. The epoch is over, and its changes of state with it."""
+        self._cut_off_at |= {request.spec.request_id: request.known_most for request in self._engines[engine].driver.scheduler.running}
         touched = [change for change in self._touched if change.fault.engine == engine]
         self._touched = [change for change in self._touched if change.fault.engine != engine]
         name = type(error).__name__
@@ -160,6 +170,8 @@ class Injector:
         if not isinstance(error, InternalError) or not concerned:
             return []
         innocent = set(concerned) - self._concerned(self._engines[engine], touched)
+        if explaining[-1].kind == "kv-part-foreign":
+            innocent -= {request.spec.request_id for request in self._engines[engine].driver.scheduler.running if request.transfer is not None}
         return [f"{sorted(innocent)} are blamed and no fault concerns them: {name}: {error}"] if innocent else []
 
     @staticmethod

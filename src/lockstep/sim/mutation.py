@@ -23,7 +23,7 @@ from lockstep.sim.simulation import Outcome, Simulation
 SEEDS_MOST = 300
 """Scenarios that suit a mutant, after which it counts as a survivor."""
 
-SEEDS_EQUIVALENT = 60
+SEEDS_EQUIVALENT = 40
 """So many of them an equivalent one has to survive."""
 
 SEEDS_AFTER_KILL = 3

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep.runtime.handover import ToStage
-from lockstep.runtime.messages import KVPull
+import numpy as np
+
+from lockstep.runtime.handover import GONE, ToStage
+from lockstep.runtime.messages import KVPart, KVPull
 from lockstep.sim.scenario import Fault, Scenario
 from lockstep.sim.timeline import Timeline, chance
 from lockstep.sim.wires import Wire
@@ -22,6 +24,9 @@ Link = tuple[int, int, int]
 
 HELD_S, LATE_S, KV_LATE_S = 0.2, 0.3, 0.6
 """A message that waits to be overtaken goes on after HELD_S at the latest. A late one takes so much longer, and so do all behind it."""
+
+
+FOREIGN = 0x5A5A5A5A5A5A5A5B
 
 
 @dataclass(slots=True)
@@ -64,7 +69,7 @@ class SimNetwork:
         self.seen(engine, wire)
         self._counts[link] += 1
         armed = self._armed.get(link)
-        if armed and wire.epoch == self.epoch_of(engine):
+        if armed and link not in self._held and wire.epoch == self.epoch_of(engine):
             self._spoil(link, wire, armed.pop(0))
         else:
             self._pass(link, wire)
@@ -123,15 +128,25 @@ class SimNetwork:
         link = (engine, -2, sent.stage)
         self._counts[link] += 1
         delay = 4.0 * scenario.link_s * (1.0 + 3.0 * scenario.jitter * chance(scenario.seed, 2, engine, sent.stage, self._counts[link]))
-        wanted = "kv-pull" if isinstance(sent.message, KVPull) else "kv-part"
+        wanted = "kv-pull" if isinstance(sent.message, KVPull) else "kv-part" if sent.message.layers != GONE else "nothing"
         fault = next((fault for fault in self._armed_kv if fault.kind.startswith(wanted)), None)
         if fault is not None:
             self._armed_kv.remove(fault)
             self.note(fault)
-            if fault.kind.endswith("lost"):
+            if fault.kind == "kv-part-foreign":
+                sent = replace(sent, message=_foreign(sent.message))
+            elif fault.kind == "kv-part-late":
+                delay += KV_LATE_S
+            else:
                 return
-            delay += KV_LATE_S
         self._timeline.after(delay, lambda: self.deliver_kv(to, engine, sent))
+
+
+def _foreign(part: KVPull | KVPart) -> KVPart:
+    """As if the source's blocks had been another request's: keys and tags alike."""
+    assert isinstance(part, KVPart), part
+    other = np.uint64(FOREIGN)
+    return replace(part, tags=part.tags ^ other, values={name: array ^ other for name, array in part.values.items()})
 
 
 def _nowhere(*_: Any) -> Any:

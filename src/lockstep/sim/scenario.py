@@ -73,8 +73,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """From `at` on, as soon as engine `engine` is in `phase` ('' for at once), `kind` happens to it (`faults.KINDS`). target, other: a stage, the two
-    ends of a link (-1 the driver), ...: what the kind makes of them. request: of the request that it is about."""
+    """From `at` on, as soon as engine `engine` is in `phase` ('' for at once), `kind` happens to it (`faults.KINDS`). request: that it is about.
+    target, other: a stage, the two ends of a link (-1 the driver), ...: what the kind makes of them. A crash with other=1 waits until every request
+    has got past where the last one found it."""
 
     kind: str
     at: float

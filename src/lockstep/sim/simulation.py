@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from lockstep.core.layout import BatchLayout
 from lockstep.core.outputs import FinishReason, TokenEvent
-from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.records import StepPlan
 from lockstep.errors import LockstepError
 from lockstep.runtime.handover import GONE, ToStage
 from lockstep.runtime.messages import KVPart, KVPull
@@ -22,6 +21,7 @@ from lockstep.sim.clients import Client, Router, request_of
 from lockstep.sim.drafter import Answer, propose
 from lockstep.sim.engine import Detection, SimEngine, Watcher
 from lockstep.sim.injector import Injector
+from lockstep.sim.log import Log
 from lockstep.sim.network import SimNetwork
 from lockstep.sim.oracle import closed_form
 from lockstep.sim.parts import Parts
@@ -46,8 +46,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """steps: plans written. liveness: steps after the last disturbance, as a share of the bound. log: a hash of every plan, result and event, with
-    their times; empty if it was not asked for. story: lines of the same, likewise."""
+    """steps: plans written. seconds: virtual ones. coverage: how often each cell of `faults.cells` took effect. counts: of schedulers and loops.
+    liveness: most steps after a disturbance, as a share of the bound, which is 100 plans and 4 for each token of all prompts and longest answers.
+    log: a hash of every plan, result and event, with their times; empty if it was not asked for."""
 
     steps: int
     seconds: float
@@ -57,37 +58,6 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
     liveness: float = 0.0
     log: str = ""
-
-
-class Log:
-    """Of a run: a hash of everything, in order. `Story` writes it out instead."""
-
-    def __init__(self) -> None:
-        self._hasher = hashlib.blake2b(digest_size=16)
-
-    def plan(self, engine: int, time: float, plan: StepPlan) -> None:
-        self._fold(f"plan {engine} {time!r}", plan.columns())
-
-    def taken(self, engine: int, time: float, message: FromStages) -> None:
-        self._fold(f"taken {engine} {time!r} {message}" if not isinstance(message, StepResult) else f"result {engine} {time!r}", _columns(message))
-
-    def event(self, client: Client, time: float, event: TokenEvent) -> None:
-        self._fold(f"event {client.ask.name} {client.attempt} {time!r} {event.index} {event.token_ids} {event.finish_reason} {event.error}", {})
-
-    def said(self, time: float, text: str) -> None:
-        self._fold(f"{time!r} {text}", {})
-
-    def _fold(self, text: str, columns: Any) -> None:
-        self._hasher.update(text.encode())
-        for name, array in columns.items():
-            self._hasher.update(name.encode() + array.tobytes())
-
-    def result(self) -> str:
-        return self._hasher.hexdigest()
-
-
-def _columns(message: FromStages) -> dict[str, Any]:
-    return message.columns() if isinstance(message, StepResult) else {}
 
 
 def run(scenario: Scenario, parts: Parts | None = None, *, log: Log | None = None) -> Outcome:
@@ -124,7 +94,7 @@ class Simulation(Watcher):
         self._steps_most = 100 + 4 * sum(len(ask.prompt) + ask.tokens_max for ask in scenario.asks)
         for ask in scenario.asks:
             self._open += 1
-            self.timeline.at(ask.at, lambda ask=ask: self._submit(ask, 0))  # type: ignore[misc]
+            self.timeline.at(ask.at, partial(self._submit, ask, 0))
 
     def _engine(self, number: int, parts: Parts) -> SimEngine:
         most = self.scenario.engines[number].drafts_max
@@ -155,23 +125,25 @@ class Simulation(Watcher):
                 self._fail("not finished", f"nothing happens any more, {self._unfinished()}")
         if not self._failures:
             self._judge()
-        counts: Counter[str] = Counter()
-        for engine in self.engines:
-            stats = engine.driver.scheduler.stats
-            counts.update(
-                preemptions=stats.preemptions, prefix_hits=stats.prefix_hits, imports=stats.imports, imports_failed=stats.imports_failed,
-                restarts=engine.loop.counts.restarts,
-            )  # fmt: skip
         return Outcome(
             steps=self.steps,
             seconds=self.timeline.now,
             failures=tuple(self._failures),
             detections=tuple(self._detections),
             coverage=self._injector.coverage,
-            counts=counts,
+            counts=self._counts(),
             liveness=self._liveness / self._steps_most,
             log=self._log.result() if self._log is not None else "",
         )
+
+    def _counts(self) -> Counter[str]:
+        """What the schedulers and loops did, of that which a set of runs should contain."""
+        counts: Counter[str] = Counter()
+        for engine in self.engines:
+            stats = engine.driver.scheduler.stats
+            counts.update({name: getattr(stats, name) for name in ("preemptions", "prefix_hits", "imports", "imports_failed")})
+            counts["restarts"] += engine.loop.counts.restarts
+        return counts
 
     def _unfinished(self) -> str:
         names = [client.ask.name for client in self._clients if client.end is None]

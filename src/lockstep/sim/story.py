@@ -9,9 +9,10 @@ from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.schema import FINISH_NONE
 from lockstep.runtime.transport.cluster import FromStages
 from lockstep.sim.clients import Client
+from lockstep.sim.log import Log
 from lockstep.sim.parts import Parts
 from lockstep.sim.scenario import Ask, EngineShape, Fault, Scenario
-from lockstep.sim.simulation import Log, Outcome, run
+from lockstep.sim.simulation import Outcome, run
 
 LINES_MAX = 120
 """Of a transcript's log: the last ones, where the failure is."""

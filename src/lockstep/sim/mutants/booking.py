@@ -116,23 +116,6 @@ class PublishesOnAdmission(WatchedScheduler):
         self.did(request.published > before)
 
 
-class PublishesPartial(LooseBook):
-    """A block of a prompt may be hit once its first token is planned."""
-
-    def publish(self, request: LiveRequest) -> None:
-        super().publish(request)
-        begun = min(ceil_div(request.scheduled, self._size), request.admitted_known // self._size, *(len(blocks) for blocks in request.blocks))
-        if self._hasher is not None and not request.importing and begun > request.published:
-            self.did()
-            request.scheduled, scheduled = begun * self._size, request.scheduled
-            super().publish(request)
-            request.scheduled = scheduled
-
-
-class PartialBlocks(OtherBooks):
-    book_kind = PublishesPartial
-
-
 class PublishesPlannedAnswers(LooseBook):
     """Blocks of an answer may be hit once they are planned, under the tokens that the list happens to hold."""
 
@@ -298,7 +281,6 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("rule 15", "publishes-while-building", "a block may be hit in the plan that fills it", PublishesWhileBuilding, _ALIKE),
     _mutant("rule 15", "publishes-on-admission", "a prompt's blocks may be hit before they are planned", PublishesOnAdmission, _ALIKE),
     _mutant("rule 15", "publishes-planned-answers", "blocks of an answer may be hit once they are planned", AnswersBeforeResult, _ALIKE),
-    _mutant("C4 cache", "publishes-partial", "a block may be hit once its first token is planned", PartialBlocks, _ALIKE),
     _mutant("rule 20", "exports-unheld", "an export holds no reference to its blocks", ExportsUnheld, _HAND_OVER),
     _mutant("C2-05", "leaks-aborted", "blocks of a request that is not finished stay held", LeaksAborted, Setting(aborts=True)),
     _mutant("C2-08", "releases-twice", "blocks are let go of on two paths", DoubleFree),

@@ -13,7 +13,8 @@ from lockstep.core.records import StepResult
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.messages import Activations, StageStart
 from lockstep.runtime.transport.numbers import LinkNumbers, Verdict
-from lockstep.sim.mutants.mutant import ALL, UNSEEN, MakeParts, Mutant, Witness, of_driver, of_numbers, watched
+from lockstep.sim.mutants.mutant import ALL, ONE, UNSEEN, MakeParts, Mutant, Witness, of_driver, of_numbers, of_table, watched
+from lockstep.sim.mutants.replicas import AddsToSeeds
 from lockstep.sim.mutants.setting import Setting
 from lockstep.sim.parts import Parts
 from lockstep.sim.wires import NumberedEnd, Wire
@@ -97,7 +98,7 @@ class EventsWithoutIndex(Driver):
 
 
 class DeliversUnchecked(Driver):
-    """Rule 10: digests come back and nobody compares them. One table is wrong as well."""
+    """Rule 10: digests come back and nobody compares them. For this to matter the last replica must be wrong: of a single stage, whose seeds are."""
 
     def _compare(self, result: StepResult) -> None: ...
 
@@ -116,6 +117,13 @@ def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], 
 
 MUTANTS: Sequence[Mutant] = (
     _mutant("rule 9", "no-checksum", "damaged messages are taken", _of_end(NoChecksum), "link-damage"),
+    Mutant(
+        name="delivers-unchecked",
+        kind="rule 10",
+        loosens="the driver compares no digests; a single stage draws by other seeds",
+        parts={ONE: of_table(AddsToSeeds, make_driver=DeliversUnchecked)[ONE]},
+        setting=Setting(stages_most=1),
+    ),
     _mutant("rule 21", "announcement-waits", "a wait goes on when a new epoch is announced", _of_end(WaitsOn), "crash"),
     _mutant("rule 21", "takes-older-epochs", "messages of an older epoch are taken", of_numbers(TakesOlderEpochs), "crash"),
     _mutant("rule 21", "events-without-index", "events count from the epoch's first", of_driver(EventsWithoutIndex), "crash"),

@@ -87,7 +87,8 @@ class DraftsPastCap(WatchedTable):
 
 
 class ComputesFinished(WatchedTable):
-    """Rows of a request that has ended, in plans already written, are computed."""
+    """Rows of a request that has ended, in plans already written, are computed, and their results applied. (Harmless in the protocol's model, which
+    checks neither caps nor deliveries.)"""
 
     def resolve(self, plan: StepPlan) -> BatchLayout:
         finished = self.columns["finished"]

@@ -18,7 +18,7 @@ SOON_S = 0.3
 class Setting:
     """What a scenario must have for a mutant to be met, and what it may have.
 
-    drafts, asynchronous: None for either. hand_over: two engines. stages_least: of every engine. plans_in_flight: so many may be, 0 for any number;
+    drafts, asynchronous: None for either. hand_over: two engines. stages_least, stages_most: of every engine, 0 for any number. plans_in_flight: so many may be, 0 for any number;
     a message that never came is noticed by whoever waits for it, as many plans later as are in flight.
     faults: of each kind there is one; all others are taken out, as are aborts unless `aborts`. alike: all prompts are made of two tokens, so that
     blocks are alike that stand behind different prefixes. tight: pools that hold one long request and hardly more.
@@ -28,6 +28,7 @@ class Setting:
     hand_over: bool = False
     asynchronous: bool | None = None
     stages_least: int = 1
+    stages_most: int = 0
     plans_in_flight: int = 0
     faults: tuple[str, ...] = ()
     aborts: bool = False
@@ -43,6 +44,7 @@ class Setting:
             and (self.drafts is None or any(bool(engine.drafts_max) == self.drafts for engine in engines))
             and (self.asynchronous is None or all(engine.asynchronous == self.asynchronous for engine in engines))
             and all(engine.stage_count >= self.stages_least for engine in engines)
+            and all(self.stages_most == 0 or engine.stage_count <= self.stages_most for engine in engines)
             and all(self.plans_in_flight in (0, engine.microbatch_count + engine.asynchronous) for engine in engines)
         )
 
