@@ -126,7 +126,7 @@ def test_restarts_long_ago_do_not_count() -> None:
     Run(at([2, 12, 22, 32], lambda: StageLostError("x")), requests, policy=RestartPolicy(most=1, window_s=5.0)).check_right(requests)
 
 
-@pytest.mark.parametrize(("in_a_row", "delay_s"), [(1, 0.0), (2, 0.1), (3, 0.2), (4, 0.4), (30, 5.0)])
+@pytest.mark.parametrize(("in_a_row", "delay_s"), [(1, 0.0), (2, 0.1), (3, 0.2), (4, 0.4), (30, 5.0), (100_000, 5.0)])
 def test_failures_without_a_token_between_wait_longer(in_a_row: int, delay_s: float) -> None:
     assert RestartPolicy().delay_s(in_a_row) == pytest.approx(delay_s)
 

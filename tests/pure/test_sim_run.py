@@ -123,6 +123,13 @@ def test_changed_state_of_one_replica_is_noticed(what: str, target: int) -> None
     raise AssertionError("no such change was noticed")
 
 
+@pytest.mark.parametrize("other", [-1, 0])
+def test_changed_draft_at_one_receiver_is_noticed(other: int) -> None:
+    asks = tuple(ask(i, drafter="good", tokens_max=12) for i in range(3))
+    outcome = checked(scenario(Fault(kind="flip-draft", at=0.0, target=1, other=other), engines=(engine(drafts_max=3),), asks=asks))
+    assert [detection.check for detection in outcome.detections] == ["DivergenceError"]
+
+
 @pytest.mark.parametrize("target", [0, 1])
 def test_kv_of_another_owner_is_noticed_by_its_tags(target: int) -> None:
     outcome = checked(scenario(Fault(kind="foreign-kv", at=0.08, phase="decode", target=target)))

@@ -13,7 +13,7 @@ LENGTH_MAX = 56
 STRIKING = ("crash", "stall", "link-drop", "link-damage")
 """May count as strikes against requests in flight; three of them could end an innocent one, by PROTOCOL.md 22, so a run has at most two."""
 
-CHANGES = ("foreign-kv", "flip-draft", "flip-draft", *(f"flip-{name}" for name in FLIPS))
+CHANGES = ("foreign-kv", *(f"flip-{name}" for name in FLIPS))
 
 
 def draw(seed: int) -> Scenario:
@@ -121,7 +121,7 @@ def _abort(rng: random.Random, at: float) -> Abort:
     return Abort(
         at=at + rng.choice([0.0, rng.random() * 0.1, rng.random()]),
         phase=rng.choice(["", *REQUEST_PHASES]),
-        again_after=rng.choice([-1.0, 0.0, 0.001, 0.05]),
+        again_after=rng.choice([-1.0, -1.0, 0.0, 0.001, 0.05]),
     )
 
 
@@ -135,7 +135,7 @@ def _faults(rng: random.Random, engines: tuple[EngineShape, ...], asks: tuple[As
     if mix < 0.35:
         return _poison(rng, engines, asks)
     if mix < 0.38:
-        return tuple(_crash_after_progress(rng, engines) for _ in range(rng.randrange(3, 7)))
+        return tuple(_crash_after_progress(rng, engines) for _ in range(rng.randrange(3, 9)))
     if mix < 0.57:
         return tuple(_change(rng, engines) for _ in range(rng.randrange(1, 4)))
     faults: list[Fault] = []
@@ -167,8 +167,11 @@ def _crash_after_progress(rng: random.Random, engines: tuple[EngineShape, ...]) 
 
 def _change(rng: random.Random, engines: tuple[EngineShape, ...]) -> Fault:
     engine = rng.randrange(len(engines))
-    kind = rng.choice([kind for kind in CHANGES if engines[engine].drafts_max or KINDS[kind].needs != "drafts"])
-    target = rng.randrange(engines[engine].stage_count) if kind == "foreign-kv" else rng.randrange(DRIVER, engines[engine].stage_count)
+    kind = "flip-draft" if engines[engine].drafts_max and rng.random() < 0.3 else rng.choice(CHANGES)
+    count = engines[engine].stage_count
+    if kind == "flip-draft":
+        return Fault(kind=kind, at=_time(rng), engine=engine, target=count - 1, other=rng.randrange(DRIVER, count - 1))
+    target = rng.randrange(count) if kind == "foreign-kv" else rng.randrange(DRIVER, count)
     return Fault(kind=kind, at=_time(rng), engine=engine, phase=rng.choice(KINDS[kind].phases), target=target)
 
 

@@ -23,7 +23,7 @@ class Kind:
 
 _FLIP = Kind(phases=COMPUTED, seen_as=("DivergenceError", "LogError", "ProvenanceError", "LedgerError", "InternalError"))
 FLIPS = ("token", "block", "seed", "computed", "known", "cap", "temperature")
-"""What of a request's row in one replica's table is changed: `flips`."""
+"""What of a request's row in one replica's table is changed: `flips`. A draft is changed where its result arrives, since it is read at once."""
 
 KINDS: dict[str, Kind] = {
     "crash": Kind(phases=ENGINE_PHASES, seen_as=("StageLostError",)),

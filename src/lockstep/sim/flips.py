@@ -11,11 +11,11 @@ from lockstep.sim.timeline import pick
 
 
 def flip(what: str, table: SlotTable, slot: int, block_count: int, *words: int) -> bool:
-    """Change `what` (`faults.FLIPS`, or 'draft') of a held slot; False where there is nothing to change, or where the result that the slot waits for
+    """Change `what` (`faults.FLIPS`) of a held slot; False where there is nothing to change, or where the result that the slot waits for
     will put it right. words choose where."""
-    c = {name: int(column[slot]) for name, column in table.columns.items() if name in ("known", "computed", "draft_count", "pending")}
+    c = {name: int(column[slot]) for name, column in table.columns.items() if name in ("known", "computed", "pending")}
     known, computed = c["known"], c["computed"]
-    if c["pending"] >= 0 and what in ("token", "computed", "draft"):
+    if c["pending"] >= 0 and what in ("token", "computed"):
         return False
     match what:
         case "token":
@@ -38,13 +38,9 @@ def flip(what: str, table: SlotTable, slot: int, block_count: int, *words: int) 
             table.columns["known"][slot] -= 1
         case "cap":
             table.columns["length_cap"][slot] += 1
-        case "temperature":
-            table.columns["temperature"][slot] += np.float32(0.5)
         case _:
-            assert what == "draft", what
-            if not c["draft_count"]:
-                return False
-            table.drafts[slot, pick(c["draft_count"], *words)] += 1
+            assert what == "temperature", what
+            table.columns["temperature"][slot] += np.float32(0.5)
     return True
 
 

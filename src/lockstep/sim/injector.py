@@ -69,6 +69,9 @@ class Injector:
                     self._armed.remove(fault)
 
     def _inject(self, engine: SimEngine, fault: Fault) -> bool:
+        if fault.kind == "flip-draft":
+            self._network.arm(fault)
+            return True
         if fault.kind.startswith("flip-") or fault.kind == "foreign-kv":
             return self._touch(engine, fault)
         if fault.phase and fault.phase != engine.phase:
@@ -137,6 +140,11 @@ class Injector:
             return False
         self._touched.append(_Touched(fault=fault, phase=fault.phase, request=request.spec.request_id, block=block))
         return True
+
+    def note_changed(self, fault: Fault, generation: int) -> None:
+        """The network has changed what one replica knows of this request."""
+        live = self._engines[fault.engine].driver.scheduler.request_of(generation)
+        self._touched.append(_Touched(fault=fault, phase="decode", request=live.spec.request_id if live is not None else ""))
 
     # Poison
 

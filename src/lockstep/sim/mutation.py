@@ -129,6 +129,8 @@ def _run(scenario: Scenario, parts: Parts) -> _Run:
     try:
         simulation = _Noticing(scenario, replace(parts, make_stage=_guarded(parts.make_stage, raised)), None)
         outcome = simulation.run()
+    except LockstepError as error:
+        return _Run(by=type(error).__name__, text=str(error))
     except Exception as error:
         return _Run(broken=f"{type(error).__name__}: {error}")
     return _judged(outcome, simulation, [name for name in raised.names if not name.startswith("ProcessEnded")])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.core.records import StepResult
 from lockstep.runtime.handover import GONE, ToStage
 from lockstep.runtime.messages import KVPart, KVPull
 from lockstep.sim.scenario import Fault, Scenario
@@ -38,12 +39,14 @@ class _Held:
 
 class SimNetwork:
     """deliver(engine, wire), deliver_kv(engine, reader's engine, message): what arrives. seen(engine, wire): what is sent. note(fault): it has taken
-    effect. epoch_of(engine): as its driver has it; messages of another epoch are not worth a fault."""
+    effect. note_changed(fault, generation): it has changed what a receiver knows of that request. epoch_of(engine): as its driver has it; messages of
+    another epoch are not worth a fault."""
 
     def __init__(self, scenario: Scenario, timeline: Timeline, engine_numbers: Mapping[str, int]) -> None:
         self.deliver: Callable[[int, Wire], None] = _nowhere
         self.deliver_kv: Callable[[int, int, ToStage], None] = _nowhere
         self.note: Callable[[Fault], None] = _nowhere
+        self.note_changed: Callable[[Fault, int], None] = _nowhere
         self.seen: Callable[[int, Wire], None] = _nowhere
         self.epoch_of: Callable[[int], int] = _nowhere
         self._scenario = scenario
@@ -86,6 +89,9 @@ class SimNetwork:
         return scenario.link_s * (1.0 + scenario.jitter * chance(scenario.seed, 1, engine, source + 1, destination + 1, self._counts[link]))
 
     def _spoil(self, link: Link, wire: Wire, fault: Fault) -> None:
+        if fault.kind == "flip-draft":
+            self._alter(link, wire, fault)
+            return
         if fault.kind == "link-reorder":
             self._hold(link, wire, fault)
             return
@@ -99,6 +105,19 @@ class SimNetwork:
             self._pass(link, wire, LATE_S)
         else:
             assert fault.kind == "link-drop", fault
+
+    def _alter(self, link: Link, wire: Wire, fault: Fault) -> None:
+        """One draft of a result is another at this receiver, and no checksum says so: as if its memory had changed."""
+        result = wire.message
+        if wire.frames or not isinstance(result, StepResult) or not len(result.drafts.values):
+            self._armed[link].append(fault)
+            self._pass(link, wire)
+            return
+        row = int(np.flatnonzero(result.drafts.lengths())[0])
+        values = result.drafts.values.copy()
+        values[result.drafts.starts[row]] += 1
+        self.note_changed(fault, int(result.generations[row]))
+        self._pass(link, replace(wire, message=replace(result, drafts=replace(result.drafts, values=values))))
 
     def _hold(self, link: Link, wire: Wire, fault: Fault) -> None:
         held = self._held[link] = _Held(wire, fault)

@@ -85,6 +85,7 @@ class Simulation(Watcher):
         self._network.deliver_kv = self._deliver_kv
         self._network.seen = self._note_sent
         self._network.note = self._injector.note
+        self._network.note_changed = self._injector.note_changed
         self._network.epoch_of = lambda engine: self.engines[engine].driver.epoch
         self._clients: list[Client] = []
         self._open = 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.sim.mutants import booking, deciding, four, handing, linking, replicas, sampling
+from lockstep.sim.mutants import booking, deciding, four, handing, linking, lives, replicas, sampling
 from lockstep.sim.mutants.mutant import ALL, ONE, Mutant, Witness
 
-MUTANTS: Sequence[Mutant] = tuple(mutant for module in (four, deciding, booking, replicas, sampling, handing, linking) for mutant in module.MUTANTS)
+MUTANTS: Sequence[Mutant] = tuple(
+    mutant for module in (four, deciding, lives, booking, replicas, sampling, handing, linking) for mutant in module.MUTANTS
+)
 
 NO_CODE_YET: Mapping[str, str] = {
     "rule 8, old output tokens": "nothing samples by the output's history yet, so the layout does not carry it",

@@ -16,9 +16,9 @@ from lockstep.core.request import LiveRequest
 from lockstep.core.scheduler import Delivery
 from lockstep.core.transfers import TransferBook
 from lockstep.core.types import I32, ceil_div
-from lockstep.sim.mutants.deciding import WatchedScheduler
 from lockstep.sim.mutants.mutant import Mutant, of_scheduler
 from lockstep.sim.mutants.setting import ANY, Setting
+from lockstep.sim.mutants.watched_scheduler import WatchedScheduler
 
 
 class OtherBooks(WatchedScheduler):

@@ -16,7 +16,8 @@ from lockstep.core.ragged import Ragged
 from lockstep.core.records import Admissions, StepPlan, StepResult
 from lockstep.core.scheduler import Scheduler
 from lockstep.core.schema import MARK_EMBEDDING, MARK_TOKEN
-from lockstep.core.types import I32
+from lockstep.core.table import TableShape
+from lockstep.core.types import I32, U64
 from lockstep.runtime.messages import Activations
 from lockstep.runtime.stage import DRIVER, Send, Stage
 from lockstep.sim.mutants.mutant import ALL, PLAIN, UNSEEN, MakeParts, Mutant, of_accept, of_last_stage, of_table
@@ -198,18 +199,35 @@ class KeepsPending(Keeps):
     kept = ("pending",)
 
 
-class KeepsLastToken(WatchedTable):
-    """The first input of a decode is what the slot sampled last, whoever owned it then."""
+class ReadsFormerToken(WatchedTable):
+    """The last input of a request's first row that samples is what the slot sampled last, whoever owned it then."""
+
+    def __init__(self, shape: TableShape, *, poison: bool = False) -> None:
+        super().__init__(shape, poison=poison)
+        self._sampled: dict[int, int] = {}
+        self._former: dict[int, int] = {}
+
+    def apply_result(self, result: StepResult) -> None:
+        super().apply_result(result)
+        for slot in result.slots[self.columns["generation"][result.slots] == result.generations].tolist():
+            self._sampled[slot] = int(self.tokens[slot, self.columns["known"][slot] - 1])
+            self._former.pop(slot, None)
 
     def _admit(self, admissions: Admissions) -> None:
-        slots = admissions.slots
-        known = self.columns["known"][slots]
-        last = self.tokens[slots, np.maximum(known - 1, 0)]
         super()._admit(admissions)
-        used = known > 0
-        ends = self.columns["known"][slots] - 1
-        self.did(used & (self.tokens[slots, ends] != last))
-        self.tokens[slots[used], ends[used]] = last[used]
+        for slot in admissions.slots.tolist():
+            if slot in self._sampled:
+                self._former[slot] = self._sampled.pop(slot)
+
+    def _sequence(self, slot: I32, start: I32, known: I32, row: NDArray[np.intp], position: I32) -> tuple[I32, U64, I32]:
+        owned = self.tokens.copy()
+        for i, each in enumerate(slot.tolist()):
+            if each in self._former and (position[row == i] == known[i] - 1).any():
+                self.did(owned[each, known[i] - 1] != self._former[each])
+                self.tokens[each, known[i] - 1] = self._former[each]
+        found = super()._sequence(slot, start, known, row, position)
+        self.tokens[:] = owned
+        return found
 
 
 # S4: every row that samples is delivered; nothing predicts an end
@@ -295,6 +313,7 @@ def accept_by_order(layout: BatchLayout, sampled: I32, **others: Any) -> StepRes
 
 
 _DRAFTS, _ABORTS, _TWO_STAGES = Setting(drafts=True), Setting(aborts=True), Setting(stages_least=2)
+_TWO_ABORTS = Setting(aborts=True, stages_most=2)
 
 
 def _mutant(kind: str, name: str, loosens: str, parts: Mapping[str, MakeParts], setting: Setting = ANY, beside: Parts = PLAIN) -> Mutant:
@@ -331,7 +350,7 @@ MUTANTS: Sequence[Mutant] = (
         _DRAFTS,
         Parts(make_scheduler=WidensRows),
     ),
-    _mutant("S3", "keeps-last-token", "the first decode reads the former owner's last token", of_table(KeepsLastToken)),
+    _mutant("S3", "keeps-last-token", "the first decode reads the former owner's last token", of_table(ReadsFormerToken)),
     _mutant("S3", "keeps-finish", "an admission leaves the former owner's finish", of_table(KeepsFinish)),
     _mutant("S3", "keeps-pending", "an admission leaves what the former owner waited for", of_table(KeepsPending), _ABORTS),
     _mutant(
@@ -351,7 +370,7 @@ MUTANTS: Sequence[Mutant] = (
         of_accept(accept_by_order, make_scheduler=ReversesRows),
         beside=Parts(make_scheduler=ReversesRows),
     ),
-    _mutant("S4", "applies-late-results", "a result for an older generation is applied to the new owner", of_table(AppliesLateResults), _ABORTS),
+    _mutant("S4", "applies-late-results", "a result for an older generation goes to the new owner", of_table(AppliesLateResults), _TWO_ABORTS),
     _mutant(
         "S4",
         "admits-past-cap",

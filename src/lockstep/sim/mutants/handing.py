@@ -15,9 +15,10 @@ from lockstep.runtime.driver import Driver
 from lockstep.runtime.handover import Handover, ToStage, _Export, _id
 from lockstep.runtime.messages import Activations, ImportReport, KVPart
 from lockstep.runtime.stage import Send, Stage
-from lockstep.sim.mutants.deciding import OtherRequests
-from lockstep.sim.mutants.mutant import UNSEEN, MakeParts, Mutant, Witness, of_driver, of_scheduler, of_stage, watched
+from lockstep.sim.mutants.booking import ExportsUnheld
+from lockstep.sim.mutants.mutant import ALL, UNSEEN, MakeParts, Mutant, Witness, of_driver, of_scheduler, of_stage, watched
 from lockstep.sim.mutants.setting import Setting
+from lockstep.sim.mutants.watched_scheduler import OtherRequests
 from lockstep.sim.parts import Parts
 
 
@@ -244,12 +245,10 @@ class StampsWhatItExpects(OtherHandover):
 
 
 def _unheld_and_stamped() -> Mapping[str, MakeParts]:
-    from lockstep.sim.mutants.booking import ExportsUnheld
-
     def parts(witness: Witness) -> Parts:
         return Parts(make_stage=watched(StampsWhatItExpects, witness), make_scheduler=ExportsUnheld)
 
-    return {"all": parts}
+    return {ALL: parts}
 
 
 _MOVES = Setting(hand_over=True)

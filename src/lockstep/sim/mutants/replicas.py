@@ -77,13 +77,14 @@ class DraftsPastCap(WatchedTable):
     """Rule 16: drafts are not cut where the reservation ends."""
 
     def resolve(self, plan: StepPlan) -> BatchLayout:
-        cap, more = self.columns["length_cap"], np.int32(1000)
-        cap += more
+        cap = self.columns["length_cap"]
+        asked = cap.copy()
+        cap[:] = self.shape.length_max
         layout = super().resolve(plan)
-        cap -= more
-        past = layout.start + layout.count > cap[layout.slot] - 1
+        cap[:] = asked
+        past = layout.start + layout.count > asked[layout.slot] - 1
         self.did(past & (layout.count > 1) & (layout.start + layout.count > layout.known))
-        return replace(layout, length_cap=layout.length_cap - more)
+        return replace(layout, length_cap=asked[layout.slot[layout.sample_row]])
 
 
 class ComputesFinished(WatchedTable):
@@ -236,13 +237,17 @@ class PromptLengthUnseen(NarrowStage):
     flips = OtherPromptLength
 
 
-# Rules 12 and 13: provenance
+# Rules 12 and 13: provenance, which knows no epoch; what is noted as epoch 0 is right in runs without a failure
 
 
 class OneTagABlock(Provenance):
     """The tag of a block is that of whatever was written there last."""
 
+    witness = UNSEEN
+
     def set(self, layout: BatchLayout) -> None:
+        if (layout.count > 1).any():
+            self.witness.note(0, layout.step)
         super().set(layout)
         blocks, _ = self._addresses(layout)
         for block, tag in zip(blocks, layout.tags, strict=True):
@@ -252,13 +257,19 @@ class OneTagABlock(Provenance):
 class VoidsNothing(Provenance):
     """A write leaves the tags that stand behind it in its blocks."""
 
-    def void(self, layout: BatchLayout) -> None: ...
+    witness = UNSEEN
+
+    def void(self, layout: BatchLayout) -> None:
+        self.witness.note(0, layout.step)
 
 
 class TagsBeforeWriting(Provenance):
     """A tag is set before the layers have written."""
 
+    witness = UNSEEN
+
     def void(self, layout: BatchLayout) -> None:
+        self.witness.note(0, layout.step)
         super().void(layout)
         super().set(layout)
 
@@ -266,10 +277,12 @@ class TagsBeforeWriting(Provenance):
 def _kept_provenance() -> Mapping[str, MakeParts]:
     """Tags outlive the epoch, as the KV of a stage that lives on does."""
 
-    def parts(_witness: Witness) -> Parts:
+    def parts(witness: Witness) -> Parts:
         kept: dict[tuple[int, int, int], Provenance] = {}
 
         def make(block_count: int, block_size: int, stage: int) -> Provenance:
+            if (block_count, block_size, stage) in kept:
+                witness.note(0, 0)
             return kept.setdefault((block_count, block_size, stage), Provenance(block_count, block_size))
 
         return Parts(make_provenance=make)
@@ -370,5 +383,5 @@ MUTANTS: Sequence[Mutant] = (
     _mutant("C3-09", "other-seed", "draws are keyed by another seed", of_table(AddsToSeeds)),
     _mutant("C3-09", "draws-at-input", "draws are keyed by the position of the last input", of_table(DrawsOnePositionLater)),
     _mutant("C4 cache", "wrong-block", "a block table names another block", of_table(TakesItsOwnBlocks)),
-    _mutant("C7-07", "keeps-activations", "activations stay queued after their step", of_stage(KeepsActivations), _TWO_STAGES),
+    _mutant("C7-07", "keeps-activations", "activations stay queued after their step", {ALL: of_stage(KeepsActivations)[ALL]}, _TWO_STAGES),
 )

@@ -18,8 +18,8 @@ SOON_S = 0.3
 class Setting:
     """What a scenario must have for a mutant to be met, and what it may have.
 
-    drafts, asynchronous: None for either. hand_over: two engines. stages_least, stages_most: of every engine, 0 for any number. plans_in_flight: so many may be, 0 for any number;
-    a message that never came is noticed by whoever waits for it, as many plans later as are in flight.
+    drafts, asynchronous: None for either. hand_over: two engines. stages_least, stages_most: of every engine; 0 for any number.
+    plans_in_flight: so many may be, 0 for any number; a message that never came is noticed by whoever waits for it, as many plans later.
     faults: of each kind there is one; all others are taken out, as are aborts unless `aborts`. alike: all prompts are made of two tokens, so that
     blocks are alike that stand behind different prefixes. tight: pools that hold one long request and hardly more.
     """
