@@ -8,7 +8,7 @@ import time
 from lockstep.sim.campaign import Report, campaign, run_seeds
 from lockstep.sim.faults import KINDS
 
-FIXED, FRESH = 240, 120
+FIXED, FRESH = 600, 300
 JOBS = min(4, os.cpu_count() or 1)
 
 
