@@ -12,7 +12,7 @@ from lockstep.sim.timeline import pick
 
 def flip(what: str, table: SlotTable, slot: int, block_count: int, *words: int) -> bool:
     """Change `what` (`faults.FLIPS`) of a held slot; False where there is nothing to change, or where the result that the slot waits for
-    will put it right. words choose where."""
+    will put it right. words choose where and by how much: two faults that changed all replicas alike would be nobody's to see."""
     c = {name: int(column[slot]) for name, column in table.columns.items() if name in ("known", "computed", "pending")}
     known, computed = c["known"], c["computed"]
     if c["pending"] >= 0 and what in ("token", "computed"):
@@ -27,7 +27,7 @@ def flip(what: str, table: SlotTable, slot: int, block_count: int, *words: int) 
             index = pick(held, *words)
             table.blocks[0, slot, index] = (table.blocks[0, slot, index] + 1) % block_count
         case "seed":
-            table.columns["seed"][slot] ^= np.uint64(1)
+            table.columns["seed"][slot] ^= np.uint64(1 + pick(1 << 30, *words))
         case "computed":
             if known < 2:
                 return False
@@ -40,7 +40,7 @@ def flip(what: str, table: SlotTable, slot: int, block_count: int, *words: int) 
             table.columns["length_cap"][slot] += 1
         case _:
             assert what == "temperature", what
-            table.columns["temperature"][slot] += np.float32(0.5)
+            table.columns["temperature"][slot] += np.float32(1 + pick(1 << 10, *words)) / np.float32(256)
     return True
 
 
