@@ -4,7 +4,7 @@ python oracle_stage.py JSON FOLDER EPOCH INDEX PIPE
 
 JSON: {"fault": what stage 1 does once, in step 3, if the process is started in an epoch within "from" .. "until"}. Faults: "hang" stands still in
 compute, "error" raises what nobody foresees, and the process takes a while to end, "provenance" raises a ProvenanceError, "load" cannot load, "other"
-loads another model.
+loads another model; "heartbeat lost", "heartbeat damaged": the first one after that step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from lockstep.core.layout import BatchLayout
 from lockstep.core.provenance import Provenance
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.errors import CheckpointError, ProvenanceError
-from lockstep.runtime.messages import StageHello, StageReady, StageStart
+from lockstep.runtime.messages import Heartbeat, StageHello, StageReady, StageStart
 from lockstep.runtime.stage import Stage
+from lockstep.runtime.transport.frames import LinkWriter
 from lockstep.runtime.transport.stage_process import run_stage_process
 from lockstep.sim.rig import RigConfig, oracle_executors
 
@@ -83,9 +84,28 @@ class OracleParts:
         return StageReady(stage=self._index, epoch=epoch, kv_bytes=0, threads=1)
 
 
+def break_heartbeat(fault: str) -> None:
+    pack = LinkWriter.pack
+    broken: list[Heartbeat] = []
+
+    def pack_once_broken(self: LinkWriter, message: Any) -> list[Any]:
+        parts = pack(self, message)
+        if not isinstance(message, Heartbeat) or message.step < FAULTY_STEP or broken:
+            return parts
+        broken.append(message)
+        if fault == "heartbeat lost":
+            return pack(self, message)
+        return [parts[0], bytes([parts[1][0] ^ 1]) + bytes(parts[1][1:]), *parts[2:]]
+
+    LinkWriter.pack = pack_once_broken  # type: ignore[method-assign]
+
+
 def main(settings: str, folder: str, epoch: str, index: str, pipe: str) -> int:
     told = json.loads(settings)
     fault = told["fault"] if int(index) == FAULTY_STAGE and told["from"] <= int(epoch) < told["until"] else ""
+
+    if fault.startswith("heartbeat"):
+        break_heartbeat(fault)
 
     def load() -> OracleParts:
         if fault == "load":

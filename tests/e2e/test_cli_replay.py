@@ -17,7 +17,7 @@ from lockstep.core.records import Admissions, NewBlocks, Rows, Side, StepPlan, S
 from lockstep.core.schema import ADMITTED, column_array
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.errors import DivergenceError, StalledError
-from lockstep.runtime.recorder import Recorder
+from lockstep.runtime.recorder import Recorder, file_name
 from lockstep.runtime.replay import Replica
 
 SHAPE = TableShape(slot_count=2, length_max=32, block_size=4)
@@ -69,7 +69,8 @@ def recorded(folder: Path, *, steps: int = FAILING + 1, wrong: bool = True, inci
             replica.offer(result)
     error = DivergenceError("replicas of the log disagree", step=steps - 1) if wrong else StalledError("no result")
     columns = {rank: replica.columns_of(steps - 1) or {} for rank, replica in enumerate(ranks)}
-    path = recorder.dump(folder, incident=incident, error=error, unresolved=[plan_at(steps)], columns=columns, with_tokens=with_tokens)
+    taken = recorder.take(incident=incident, error=error, unresolved=[plan_at(steps)], columns=columns)
+    path = recorder.save(taken, folder / file_name(incident), with_tokens=with_tokens)
     assert path is not None
     return path
 

@@ -19,11 +19,13 @@ from oracle_stage import CONFIG, FAULTY_STAGE
 from served_process import assert_all_gone, is_alive
 
 from lockstep.core.outputs import FinishReason
+from lockstep.core.records import StepResult
 from lockstep.core.request import EngineRequest
-from lockstep.errors import HandshakeError, InternalError, LockstepError, PeerError, ProvenanceError, StageLostError
+from lockstep.errors import HandshakeError, InternalError, LinkError, LockstepError, PeerError, ProvenanceError, StageLostError
 from lockstep.runtime.engine import Engine
 from lockstep.runtime.loop import EngineLoop, RestartPolicy
 from lockstep.runtime.transport.process import ProcessCluster
+from lockstep.runtime.transport.stage_process import HEARTBEAT_S
 from lockstep.runtime.transport.watch import Timeouts
 from lockstep.sim.oracle import closed_form
 from lockstep.sim.rig import LAYER_COUNT, VOCABULARY, Rig
@@ -209,6 +211,43 @@ def test_stages_tell_what_they_folded_after_a_failure_and_forget_it_in_the_next_
             assert list(columns[stage]) == list(columns[0])
             assert all(np.array_equal(columns[stage][name], columns[0][name]) for name in columns[0])
         assert cluster.columns_of(10_000) == {}
+
+
+@pytest.mark.parametrize(("fault", "restarts"), [("heartbeat lost", 1), ("heartbeat damaged", 2)])
+def test_heartbeat_that_does_not_arrive_whole_is_a_failure_of_its_link_and_not_one_for_ever(fault: str, restarts: int) -> None:
+    """A damaged one cannot say its number, so it is missed once more by the next."""
+    with cluster_of(fault) as cluster:
+        before, work = pids(cluster), Work(cluster)
+        work.run()
+        deadline = time.monotonic() + PATIENCE_S
+        while work.loop.counts.restarts < restarts:
+            assert time.monotonic() < deadline
+            work.turn()
+        until = time.monotonic() + 4 * HEARTBEAT_S
+        while time.monotonic() < until:
+            work.turn()
+        work.check()
+        assert work.loop.counts.restarts == restarts
+        assert work.loop.counts.last_code == LinkError.code
+        assert changed(before, pids(cluster)) == []
+
+
+def test_results_that_came_before_a_failure_are_handed_out_before_it() -> None:
+    with cluster_of() as cluster:
+        driver = Rig(CONFIG).driver
+        for request in requests():
+            driver.submit(request)
+        plan = driver.next_plan()
+        assert plan is not None
+        cluster.send(plan)
+        assert cluster._inbox.socket.poll(PATIENCE_S * 1000)
+        killed = psutil.Process(pids(cluster)[0])
+        killed.kill()
+        killed.wait(PATIENCE_S)
+        (result,) = cluster.poll(PATIENCE_S)
+        assert isinstance(result, StepResult)
+        with pytest.raises(StageLostError, match="stage 0"):
+            cluster.poll(PATIENCE_S)
 
 
 def test_engine_ends_after_more_failures_than_it_may_recover_from() -> None:

@@ -77,10 +77,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
     flags = ("--max-model-len", "1k", "--heartbeat-timeout-s", "2", "--max-restarts", "100", "--return-tokens-as-token-ids")
     with served("-pp", str(STAGES), "--recorder-folder", str(folder), *flags) as server:
         yield server
-        assert len(list(folder.iterdir())) == server.health()[1]["restarts"]
-        last = server.stages_now()
+        restarts, last = server.health()[1]["restarts"], server.stages_now()
         server.process.terminate()
         assert server.process.wait(PATIENCE_S) == 0
+        assert len(list(folder.glob("*.lockstep"))) == restarts
         assert_all_gone(last)
 
 
@@ -173,10 +173,11 @@ def test_all_stages_killed_at_once_change_no_token(server: ServedProcess, expect
     assert f'lockstep:restarts_total{{model_name="smollm2"}} {float(server.health()[1]["restarts"])}' in scraped
 
 
+@pytest.mark.parametrize("stage", range(STAGES))
 def test_stage_that_stops_is_started_again_and_changes_no_token(
-    server: ServedProcess, expected: list[list[str]], harmed: list[psutil.Process]
+    server: ServedProcess, expected: list[list[str]], harmed: list[psutil.Process], stage: int
 ) -> None:
-    assert run_streams(server, (50, lambda: strike(server, 0, signal.SIGSTOP, harmed))) == expected
+    assert run_streams(server, (50, lambda: strike(server, stage, signal.SIGSTOP, harmed))) == expected
 
 
 def test_request_that_comes_during_recovery_waits_and_is_answered(

@@ -54,6 +54,21 @@ def test_source_with_a_life_of_its_own_counts_on_through_epochs_and_from_zero_wh
     assert [numbers.accept(100, 0, 2), numbers.accept(100, 2, 0)] == [Verdict.DROP, Verdict.TAKE]
 
 
+def test_source_with_a_life_of_its_own_goes_on_behind_a_gap_and_one_of_an_epoch_does_not() -> None:
+    """No later epoch renews its numbers: a gap is told once, not for ever."""
+    numbers = LinkNumbers(DRIVER)
+    numbers.renew(7, 0)
+    for source in (7, 1):
+        assert numbers.accept(source, 0, 0) is Verdict.TAKE
+        with pytest.raises(LinkError, match="message 1 comes next, got message 2"):
+            numbers.accept(source, 0, 2)
+    with pytest.raises(LinkError, match="message 1 comes next, got message 3"):
+        numbers.accept(1, 0, 3)
+    assert numbers.accept(7, 0, 3) is Verdict.TAKE
+    numbers.begin(1)
+    assert numbers.accept(7, 0, 4) is Verdict.TAKE
+
+
 # Links
 
 

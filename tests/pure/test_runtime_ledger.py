@@ -14,15 +14,18 @@ from lockstep.errors import LedgerError
 from lockstep.runtime.ledger import DeliveryLedger
 
 STOP = 9
+SIDE = Side(stop_ids=(STOP,), cache_salt=b"s")
+ASKED: dict[str, float] = {"temperature": 0.7, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "logprob_count": 2, "seed": (1 << 63) + 1}
 
 
-def admission(tokens: Sequence[int] = (1, 2, 3), *, slot: int = 0, generation: int = 5, **columns: int) -> Admission:
-    return Admission(slot=slot, generation=generation, tokens=tokens, cap=8, columns={"prompt_length": 3, **columns})
+def admission(tokens: Sequence[int] = (1, 2, 3), *, slot: int = 0, generation: int = 5, **columns: float) -> Admission:
+    terms = {"prompt_length": 3, "side_hash": SIDE.hash64(), "kv_salt": SIDE.kv_salt(), **ASKED}
+    return Admission(slot=slot, generation=generation, tokens=tokens, cap=8, columns=terms | columns)
 
 
 def opened() -> DeliveryLedger:
     ledger = DeliveryLedger()
-    ledger.open(make_request("a", [1, 2, 3], 5, side=Side(stop_ids=(STOP,))))
+    ledger.open(make_request("a", [1, 2, 3], 5, side=SIDE, **ASKED))
     return ledger
 
 
@@ -97,13 +100,34 @@ def test_answer_to_a_request_that_was_aborted_or_preempted_is_nobody_s() -> None
         assert ledger.note_result(make_result(0, [Answer(0, 5, [4])])) == {}
 
 
+def test_wrong_row_books_nothing_of_its_result() -> None:
+    """The other request of the step, which even ended in it, is admitted again as it was."""
+    ledger = opened()
+    ledger.open(make_request("b", [1, 2, 3], 5, side=SIDE, **ASKED))
+    both = [admission(), admission(slot=1, generation=6)]
+    ledger.note_plan(make_plan(0, 0, admits=both, rows=[Row(0, 5, 3, 0, True), Row(1, 6, 3, 0, True)]), ["a", "b"])
+    with pytest.raises(LedgerError, match="finish 2 came") as caught:
+        ledger.note_result(make_result(0, [Answer(0, 5, [STOP], FINISH_STOP), Answer(1, 6, [4], FINISH_LENGTH)]))
+    assert caught.value.concerned == ((1, 6),)
+    ledger.close("b")
+    ledger.begin_epoch()
+    ledger.note_plan(plan(0, 3, admits=[admission()]), ["a"])
+    assert ledger.note_result(make_result(0, [Answer(0, 5, [STOP], FINISH_STOP)]))["a"].finish is FinishReason.STOP
+
+
 WRONG_ADMISSIONS: dict[str, tuple[Admission, str]] = {
     "another token": (admission([1, 2, 4]), "other tokens"),
     "a token less": (admission([1, 2]), "other tokens"),
     "a prompt length that is not its own": (admission(prompt_length=2), "prompt_length 2"),
-    "another seed": (admission(seed=3), "seed 3, it asked for 0"),
+    "another seed": (admission(seed=3), f"seed 3, it asked for {ASKED['seed']}"),
     "another cap": (admission(length_cap=9), "length_cap 9"),
+    "another temperature": (admission(temperature=0.70001), "temperature"),
     "another top_k": (admission(top_k=1), "top_k 1"),
+    "another top_p": (admission(top_p=1.0), "top_p 1"),
+    "another min_p": (admission(min_p=0.0), "min_p 0"),
+    "another number of logprobs": (admission(logprob_count=3), "logprob_count 3"),
+    "another's stop ids": (admission(side_hash=Side(stop_ids=(STOP, 4), cache_salt=b"s").hash64()), "side_hash"),
+    "another's salt": (admission(kv_salt=Side(cache_salt=b"t").kv_salt()), "kv_salt"),
 }
 
 
@@ -154,5 +178,6 @@ WRONG_EVENTS: dict[str, list[TokenEvent]] = {
 def test_what_clients_are_told_is_what_is_due(events: list[TokenEvent]) -> None:
     ledger = started()
     due = ledger.note_result(make_result(0, [Answer(0, 5, [4])]))
-    with pytest.raises(LedgerError, match="not what the results brought"):
+    with pytest.raises(LedgerError, match="not what the results brought") as caught:
         ledger.check_events(0, due, events)
+    assert set(caught.value.request_ids) == {"a", *(event.request_id for event in events)}

@@ -10,6 +10,7 @@ import re
 import stat
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from recorded_runs import SALT, RecordedRun
 
 from lockstep.core.digest import Digest
 from lockstep.core.table import SlotTable
-from lockstep.errors import CallerError, DivergenceError, LogError, ProvenanceError, StalledError
-from lockstep.runtime.recorder import Recorder
+from lockstep.errors import CallerError, DivergenceError, InternalError, LogError, ProvenanceError, StalledError
+from lockstep.runtime.recorder import Recorder, file_name
 from lockstep.runtime.recording import _FRAME, Recording, read, to_bytes
 from lockstep.runtime.replay import Replica
 from lockstep.runtime.retrace import compare, retrace
@@ -26,10 +27,14 @@ from lockstep.runtime.retrace import compare, retrace
 STALLED = StalledError("no result for 30 s: stage 1 waits for activations of step 12 from stage 0")
 
 
+def dump(recorder: Recorder, folder: Path, *, incident: str, with_tokens: bool = False, **what: Any) -> Path | None:
+    return recorder.save(recorder.take(incident=incident, **what), folder / file_name(incident), with_tokens=with_tokens)
+
+
 def dumped(run: RecordedRun, folder: Path, *, error: Exception = STALLED, with_tokens: bool = False, incident: str = "i1") -> Path:
     step = getattr(error, "step", -1)
     columns = run.columns_at(step) if step >= 0 else {}
-    path = run.recorder.dump(folder, incident=incident, error=error, unresolved=tuple(run.unresolved), columns=columns, with_tokens=with_tokens)
+    path = dump(run.recorder, folder, incident=incident, error=error, unresolved=tuple(run.unresolved), columns=columns, with_tokens=with_tokens)
     assert path is not None
     return path
 
@@ -80,7 +85,7 @@ def test_recorder_holds_no_more_than_twice_the_steps() -> None:
 def test_a_new_epoch_forgets_the_former(tmp_path: Path) -> None:
     run = RecordedRun().run(12)
     run.recorder.begin(7, Replica(SlotTable(run.shape), Digest(7)))
-    path = run.recorder.dump(tmp_path, incident="new", error=STALLED)
+    path = dump(run.recorder, tmp_path, incident="new", error=STALLED)
     assert path is not None
     recording = read(path)
     assert (recording.head.epoch, recording.entries, recording.start.table.next_step) == (7, (), 0)
@@ -135,7 +140,7 @@ def test_values_are_true_with_tokens_and_hashed_without(tmp_path: Path) -> None:
     for with_tokens in (True, False):
         text = f"layout.token_ids of slot 2 generation 3 at position 12 is {true} here and {true ^ 1} there"
         failure = DivergenceError(text, step=error.step)
-        path = run.recorder.dump(tmp_path, incident=f"{with_tokens}", error=failure, columns=columns, with_tokens=with_tokens)
+        path = dump(run.recorder, tmp_path, incident=f"{with_tokens}", error=failure, columns=columns, with_tokens=with_tokens)
         assert path is not None
         recording = read(path)
         finding = retrace(recording).finding
@@ -170,7 +175,7 @@ def test_step_that_a_rank_refused_is_replayed_from_plans_without_a_result(tmp_pa
     columns = run.columns_at(error.step)
     spans = run.recorder._spans
     plan, _, _ = spans[-1].entries.pop()
-    path = run.recorder.dump(tmp_path, incident="x", error=error, unresolved=[plan, *run.unresolved], columns={1: columns[1]})
+    path = dump(run.recorder, tmp_path, incident="x", error=error, unresolved=[plan, *run.unresolved], columns={1: columns[1]})
     assert path is not None
     found = retrace(read(path))
     assert found.finding is not None
@@ -242,7 +247,7 @@ def test_first_step_at_which_two_recordings_differ_is_named(tmp_path: Path) -> N
     next_plan = b.unresolved[0] if b.unresolved else b.scheduler.plan()
     assert next_plan is not None
     changed = dataclasses.replace(next_plan, rows=dataclasses.replace(next_plan.rows, counts=next_plan.rows.counts + 1))
-    path = b.recorder.dump(tmp_path, incident="b", error=STALLED, unresolved=[changed])
+    path = dump(b.recorder, tmp_path, incident="b", error=STALLED, unresolved=[changed])
     assert path is not None
     finding = compare(read(dumped(a, tmp_path, incident="a")), read(path)).finding
     assert finding is not None
@@ -340,13 +345,13 @@ def test_two_files_of_one_run_have_different_hashes(tmp_path: Path) -> None:
 def test_message_of_an_error_keeps_places_and_loses_values(tmp_path: Path) -> None:
     run = RecordedRun().run(3)
     secret = LogError("slots [1 2] generation 7 at position 12: tokens [4711, 4712] tag 0x00000000deadbeef, temperature 0.7", step=3)
-    path = run.recorder.dump(tmp_path, incident="x", error=secret)
+    path = dump(run.recorder, tmp_path, incident="x", error=secret)
     assert path is not None
     text = read(path).head.error_text
     assert text.startswith("slots [1 2] generation 7 at position 12: tokens [")
     assert "temperature 0.7" in text
     assert not {"4711", "4712", "0x00000000deadbeef"} & set(re.findall(r"\w+", text))
-    path = run.recorder.dump(tmp_path, incident="y", error=STALLED)
+    path = dump(run.recorder, tmp_path, incident="y", error=STALLED)
     assert path is not None
     assert read(path).head.error_text == str(STALLED)
 
@@ -375,13 +380,13 @@ def test_oldest_recordings_make_room_and_the_newest_stays(tmp_path: Path) -> Non
     recorder._spans = run.recorder._spans
     (tmp_path / "kept.txt").write_bytes(b"x" * 10 * size)
     for age, name in enumerate("abcd"):
-        path = recorder.dump(tmp_path, incident=name, error=STALLED)
+        path = dump(recorder, tmp_path, incident=name, error=STALLED)
         assert path is not None
         os.utime(path, ns=(age + 1, age + 1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.lockstep", "d.lockstep", "kept.txt"]
     tiny = Recorder(rank_count=2, bytes_max=1)
     tiny.begin(0, Replica(SlotTable(run.shape), Digest(0)))
-    assert tiny.dump(tmp_path, incident="e", error=STALLED) is not None
+    assert dump(tiny, tmp_path, incident="e", error=STALLED) is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.lockstep", "kept.txt"]
 
 
@@ -394,9 +399,10 @@ def test_recording_that_cannot_be_written_is_logged_and_hides_nothing(tmp_path: 
     (tmp_path / "file").write_text("no folder")
     run = RecordedRun().run(3)
     with caplog.at_level(logging.ERROR):
-        assert run.recorder.dump(tmp_path / "file", incident="i9", error=STALLED) is None
-        assert Recorder(rank_count=1).dump(tmp_path, incident="i10", error=STALLED) is None
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["incident i9", "incident i10"]
+        assert dump(run.recorder, tmp_path / "file", incident="i9", error=STALLED) is None
+    with pytest.raises(InternalError, match="nothing is recorded"):
+        Recorder(rank_count=1).take(incident="i10", error=STALLED)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["incident i9"]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,23 @@ from core_loop import make_request
 
 from lockstep.core.layout import BatchLayout
 from lockstep.core.outputs import FinishReason, TokenEvent
-from lockstep.core.records import StepPlan
+from lockstep.core.records import Columns, StepPlan, StepResult
 from lockstep.core.request import EngineRequest
 from lockstep.core.table import SlotTable, TableShape
-from lockstep.errors import DivergenceError, InternalError, LinkError, LogError, PeerError, PoisonError, ProvenanceError, StageLostError
-from lockstep.runtime.loop import EngineLoop, RestartPolicy
+from lockstep.errors import (
+    DivergenceError,
+    InternalError,
+    LedgerError,
+    LinkError,
+    LockstepError,
+    LogError,
+    PeerError,
+    PoisonError,
+    ProvenanceError,
+    StageLostError,
+)
+from lockstep.runtime.driver import Driver
+from lockstep.runtime.loop import Dumper, EngineLoop, RestartPolicy
 from lockstep.runtime.transport.local import LocalCluster
 from lockstep.sim.oracle import closed_form
 from lockstep.sim.rig import LAYER_COUNT, VOCABULARY, Rig, RigConfig
@@ -45,10 +59,37 @@ class FaultyCluster(LocalCluster):
         return super().poll(0.0)
 
 
+def driver_of(cluster: LocalCluster) -> Driver:
+    assert isinstance(cluster, FaultyCluster)
+    return cluster.driver
+
+
+class Records:
+    """A dumper that keeps the errors."""
+
+    def __init__(self) -> None:
+        self.errors: list[LockstepError] = []
+
+    def dump(self, *, incident: str, error: LockstepError, unresolved: Sequence[StepPlan], columns: Mapping[int, Columns]) -> Path | None:
+        self.errors.append(error)
+        return None
+
+    def close(self) -> None: ...
+
+
 class Run:
     """An engine loop on the oracle model, turned until nothing is open."""
 
-    def __init__(self, fault: Fault, requests: Sequence[EngineRequest], *, policy: RestartPolicy | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        fault: Fault,
+        requests: Sequence[EngineRequest],
+        *,
+        policy: RestartPolicy | None = None,
+        dumper: Dumper | None = None,
+        note: Callable[[EngineLoop], None] = lambda _: None,
+        **changes: Any,
+    ) -> None:
         self.rig = Rig(RigConfig(**{"stage_count": 3, "block_count": 40, "length_max": 60, "slot_count": 4, **changes}))
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.ends: dict[str, TokenEvent] = {}
@@ -60,7 +101,9 @@ class Run:
             restarts=policy or RestartPolicy(most=100),
             clock=lambda: float(next(clock)),
             make_incident=lambda: f"i{next(names)}",
+            dumper=dumper,
         )
+        note(self.loop)
         for request in requests:
             self.loop.submit(request, self._take)
         for _ in range(3000):
@@ -126,6 +169,16 @@ def test_restarts_long_ago_do_not_count() -> None:
     Run(at([2, 12, 22, 32], lambda: StageLostError("x")), requests, policy=RestartPolicy(most=1, window_s=5.0)).check_right(requests)
 
 
+def test_engine_that_fails_again_and_again_without_a_token_ends_however_slowly_it_fails() -> None:
+    """Each failure takes longer than the window, as a stage that dies late in its start does."""
+    with pytest.raises(StageLostError):
+        Run(at(range(2000), lambda: StageLostError("x")), some_requests(1), policy=RestartPolicy(most=5, window_s=0.5))
+
+
+def test_backoff_above_the_usual_most_is_kept() -> None:
+    assert [RestartPolicy(backoff_s=30.0).delay_s(n) for n in (2, 3, 9)] == [30.0, 30.0, 30.0]
+
+
 @pytest.mark.parametrize(("in_a_row", "delay_s"), [(1, 0.0), (2, 0.1), (3, 0.2), (4, 0.4), (30, 5.0), (100_000, 5.0)])
 def test_failures_without_a_token_between_wait_longer(in_a_row: int, delay_s: float) -> None:
     assert RestartPolicy().delay_s(in_a_row) == pytest.approx(delay_s)
@@ -158,12 +211,138 @@ def test_request_that_kills_its_stage_is_ended_and_no_innocent_is(known: int) ->
     assert run.tokens["r2"] == closed_form(requests[2], layer_count=LAYER_COUNT, vocabulary=VOCABULARY)[: len(run.tokens["r2"])]
 
 
+def test_requests_that_kill_their_stages_are_no_reason_to_end_the_engine() -> None:
+    """Each costs a few failures; once it is found they say nothing of the next one."""
+    requests = [make_request(f"r{i}", [i + 1, 2, 3], 12, seed=i) for i in range(7)]
+    poison = ["r1", "r3", "r4", "r6"]
+    faults = [crash_on(name, requests, 1) for name in poison]
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        for one in faults:
+            one(cluster, count)
+
+    run = Run(fault, requests, policy=RestartPolicy(most=8))
+    run.check_right([request for request in requests if request.request_id not in poison])
+    assert [type(run.ends[name].error) for name in poison] == [PoisonError] * 4
+    assert run.loop.counts.restarts > 8
+
+
 def test_strikes_are_forgotten_once_a_request_is_past_where_it_was() -> None:
     """Stages that die for reasons of their own, with tokens in between, end nobody however often."""
     requests = some_requests(3)
     run = Run(at(range(10, 200, 12), lambda: StageLostError("stage 2 has ended")), requests)
     run.check_right(requests)
     assert run.loop.counts.restarts >= 3
+
+
+# A mistake of the driver's own
+
+
+def test_what_no_part_raises_on_purpose_ends_the_epoch_and_not_the_engine() -> None:
+    requests = some_requests()
+    records = Records()
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count in (4, 11):
+            driver = driver_of(cluster)
+            driver.next_plan = lambda: once(driver)  # type: ignore[method-assign]
+
+    def once(driver: Driver) -> StepPlan | None:
+        del driver.next_plan  # type: ignore[method-assign]
+        raise AssertionError("blocks do not add up")
+
+    run = Run(fault, requests, dumper=records)
+    run.check_right(requests)
+    assert run.loop.counts.restarts == 2
+    assert [type(error) for error in records.errors] == [InternalError] * 2
+    assert "AssertionError: blocks do not add up" in str(records.errors[0])
+    assert [type(error.__cause__) for error in records.errors] == [AssertionError] * 2
+
+
+def test_failure_to_begin_an_epoch_is_the_next_failure() -> None:
+    requests = some_requests()
+    begun: list[int] = []
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 5:
+            begin = cluster.begin
+
+            def fails_once(epoch: int) -> None:
+                begun.append(epoch)
+                if len(begun) == 1:
+                    raise LinkError("the link takes no message")
+                begin(epoch)
+
+            cluster.begin = fails_once  # type: ignore[method-assign]
+            raise StageLostError("stage 1 has ended")
+
+    run = Run(fault, requests)
+    run.check_right(requests)
+    assert begun == [1, 2]
+    assert run.loop.counts.restarts == 2
+
+
+def test_delivery_that_does_not_fit_ends_its_request_and_no_other() -> None:
+    """The ledger sees it when the scheduler has taken the result: who else had tokens in it gets them, ends included."""
+    requests = [make_request("wrong", [1, 2, 3], 30), make_request("ends", [4, 5], 6), make_request("goes on", [6, 7], 20)]
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 1:
+            driver = driver_of(cluster)
+            deliver = driver._deliver
+
+            def changed(result: StepResult) -> list[TokenEvent]:
+                events = deliver(result)
+                if any(event.request_id == "ends" and event.finish_reason for event in events):
+                    assert {event.request_id for event in events} == {"wrong", "ends", "goes on"}
+                    return [dataclasses.replace(event, token_ids=(*event.token_ids, 5)) if event.request_id == "wrong" else event for event in events]
+                return events
+
+            driver._deliver = changed  # type: ignore[method-assign]
+
+    run = Run(fault, requests, asynchronous=False, stage_count=1)
+    run.check_right(requests[1:])
+    assert isinstance(run.ends["wrong"].error, LedgerError)
+    assert run.loop.counts.restarts == 1
+
+
+def test_event_that_skips_an_index_ends_its_request_and_no_other() -> None:
+    requests = some_requests(3)
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 6:
+            driver = driver_of(cluster)
+            receive = driver.receive
+
+            def skips(message: Any, events: list[TokenEvent]) -> None:
+                receive(message, events)
+                events[:] = [dataclasses.replace(event, index=event.index + 1) if event.request_id == "r1" else event for event in events]
+
+            driver.receive = skips  # type: ignore[method-assign]
+
+    run = Run(fault, requests)
+    run.check_right([requests[0], requests[2]])
+    assert isinstance(run.ends["r1"].error, InternalError)
+
+
+def test_recovery_is_known_before_anything_is_asked_about_the_failure() -> None:
+    seen: list[bool] = []
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 3:
+            columns_of = cluster.columns_of
+
+            def asks(step: int) -> dict[int, Any]:
+                seen.append(runs[0].recovering)
+                return columns_of(step)
+
+            cluster.columns_of = asks  # type: ignore[method-assign]
+            raise LogError("no slot is named", step=1)
+
+    runs: list[EngineLoop] = []
+    requests = some_requests(2)
+    Run(fault, requests, note=runs.append).check_right(requests)
+    assert seen == [True]
 
 
 # What concerns one request ends that one

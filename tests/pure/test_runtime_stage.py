@@ -43,7 +43,7 @@ def test_every_step_empty_or_not_has_one_result_and_one_activation_a_link(stage_
                 if send.destination != DRIVER:
                     rig.cluster.stages[send.destination].offer(send.message)
                 elif isinstance(send.message, StepResult):
-                    rig.driver.receive(send.message)
+                    rig.driver.receive(send.message, [])
     last = stage_count - 1
     expected = {(i, i + 1, "Activations"): steps for i in range(last)} | {(last, to, "StepResult"): steps for to in (DRIVER, *range(last))}
     assert dict(sent) == expected
@@ -123,7 +123,7 @@ def test_driver_refuses_a_result_that_lacks_a_rank_or_carries_another_digest() -
         rig.plan()
         result = rig.cluster.poll(0)[0]
         with pytest.raises(DivergenceError) as caught:
-            rig.driver.receive(dataclasses.replace(result, digests=change(result.digests)))
+            rig.driver.receive(dataclasses.replace(result, digests=change(result.digests)), [])
         assert caught.value.step == 0
 
 

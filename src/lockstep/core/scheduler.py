@@ -406,27 +406,30 @@ class Scheduler:
         return plan
 
     def receive(self, result: StepResult) -> list[Delivery]:
-        """Take the next result. Rows of a generation that has ended are dropped."""
+        """Take the next result. Rows of a generation that has ended are dropped. Raises LogError for one that nobody waits for, and takes nothing."""
         if result.step != self.received:
             raise LogError(f"result of step {self.received} comes next, got step {result.step}")
+        answered = [(row, request) for row, generation in enumerate(result.generations.tolist()) if (request := self.request_of(generation))]
+        for row, request in answered:
+            self._check_awaited(request, result, row)
         self.received += 1
         del self._generations_in_plan[result.step]
-        deliveries = []
-        for row, generation in enumerate(result.generations.tolist()):
-            request = self.request_of(generation)
-            if request is None:
-                self.stats.rows_dropped += 1
-                continue
-            deliveries.append(self._accept(request, result, row))
-        return deliveries
+        self.stats.rows_dropped += len(result.generations) - len(answered)
+        return [self._accept(request, result, row) for row, request in answered]
+
+    def _check_awaited(self, request: LiveRequest, result: StepResult, row: int) -> None:
+        step, most = request.outstanding[0] if request.outstanding else (NO_STEP, 0)
+        count = len(result.tokens.row(row))
+        if step != result.step or not 0 < count <= most:
+            raise LogError(
+                f"request {request.spec.request_id!r} waits for step {step} with at most {most} tokens; step {result.step} brought {count}",
+                step=result.step,
+                concerned=[(int(result.slots[row]), request.generation)],
+            )
 
     def _accept(self, request: LiveRequest, result: StepResult, row: int) -> Delivery:
-        step, most = request.outstanding.popleft()
+        request.outstanding.popleft()
         tokens = result.tokens.row(row)
-        if step != result.step or not 0 < len(tokens) <= most:
-            raise LogError(
-                f"request {request.spec.request_id!r} waits for step {step} with at most {most} tokens; step {result.step} brought {len(tokens)}"
-            )
         request.tokens[request.known : request.known + len(tokens)] = tokens
         index = request.known - request.prompt_length
         request.known += len(tokens)

@@ -17,7 +17,7 @@ from lockstep.core.scheduler import Scheduler, SchedulerConfig
 from lockstep.core.table import SlotTable
 from lockstep.errors import LockstepError
 from lockstep.launch.model import ResolvedModel, resolve_model
-from lockstep.launch.recordings import make_recording_folder
+from lockstep.launch.recordings import check_folder, make_recording_folder
 from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, table_shape
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
@@ -65,7 +65,7 @@ def launch_engine(
     """Start an engine. model, weights: to share an opened model and its packed weights between engines of one process. stage_module: what Python runs
     as a stage's process, stage_environment: its whole environment, None is this process's own. Tests that break a stage pass theirs.
     Raises CallerError before anything runs, PeerError if a stage does not come up."""
-    model = model or resolve_model(config)
+    model, folder = model or resolve_model(config), check_folder(config)
     cluster: Cluster
     if config.in_processes:
         processes = _launch_processes(config, model, stage_module, stage_environment)
@@ -75,7 +75,7 @@ def launch_engine(
         cluster, block_counts = _launch_local(config, model, weights)
         numerics = weights.backend.numerics
     try:
-        return _start(config, model, cluster, block_counts, fingerprint(model, numerics), on_failure)
+        return _start(config, model, cluster, block_counts, folder, fingerprint(model, numerics), on_failure)
     except BaseException:
         cluster.close()
         raise
@@ -86,10 +86,11 @@ def _start(
     model: ResolvedModel,
     cluster: Cluster,
     block_counts: tuple[int, ...],
+    folder: Path | None,
     identity: str,
     on_failure: Callable[[LockstepError], None] | None,
 ) -> RunningEngine:
-    shape, recordings = table_shape(config, model), make_recording_folder(config, identity)
+    shape, recordings = table_shape(config, model), make_recording_folder(config, folder, identity)
     driver = Driver(
         Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)),
         lambda: SlotTable(shape),

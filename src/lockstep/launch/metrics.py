@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from lockstep.launch.engine import RunningEngine
 from lockstep.telemetry.metrics import EngineCounts
 
@@ -9,6 +11,8 @@ from lockstep.telemetry.metrics import EngineCounts
 def engine_counts(running: RunningEngine) -> EngineCounts:
     state, driver = running.engine.state, running.engine.driver
     stats = driver.scheduler.stats
+    check_seconds = Counter({-1: driver.check_seconds})
+    check_seconds.update(running.cluster.check_seconds())
     return EngineCounts(
         running=state.running,
         waiting=state.waiting,
@@ -23,5 +27,5 @@ def engine_counts(running: RunningEngine) -> EngineCounts:
         divergences=state.divergences,
         provenance_failures=state.provenance_failures,
         restarts=state.restarts,
-        check_seconds={-1: driver.check_seconds, **running.cluster.check_seconds()},
+        check_seconds=check_seconds,
     )

@@ -21,7 +21,7 @@ from lockstep.core.request import EngineRequest, LiveRequest
 from lockstep.core.scheduler import Delivery, Scheduler
 from lockstep.core.schema import FINISH_STOP
 from lockstep.core.table import SlotTable
-from lockstep.errors import DivergenceError, InternalError, LogError
+from lockstep.errors import DivergenceError, InternalError, LedgerError, LogError
 from lockstep.runtime.ledger import DeliveryLedger
 from lockstep.runtime.messages import ImportReport
 from lockstep.runtime.replay import Replica, no_clock
@@ -72,7 +72,7 @@ class Driver:
     ) -> None:
         self.scheduler = scheduler
         self.ledger = DeliveryLedger()
-        self.check_seconds = 0.0
+        self._check_seconds = 0.0
         self._make_table = make_table
         self._rank_count = rank_count
         self._recorder = recorder
@@ -84,6 +84,7 @@ class Driver:
         self._begin()
 
     def _begin(self) -> None:
+        """The scheduler's epoch, from zero."""
         self._replica = Replica(self._make_table(), Digest(self.scheduler.epoch), checks=self._checks, clock=self._clock)
         self._unresolved: deque[StepPlan] = deque()
         self._imports: dict[int, _AwaitedImport] = {}
@@ -99,6 +100,11 @@ class Driver:
     @property
     def epoch(self) -> int:
         return self.scheduler.epoch
+
+    @property
+    def check_seconds(self) -> float:
+        """What digests and ledger have taken here, in all epochs."""
+        return self._check_seconds + self._replica.check_seconds
 
     # Requests
 
@@ -145,7 +151,7 @@ class Driver:
         if self._checks:
             began = self._clock()
             self.ledger.note_plan(plan, [self._owner(generation) for generation in generations])
-            self.check_seconds += self._clock() - began
+            self._check_seconds += self._clock() - began
         return plan
 
     def _owner(self, generation: int) -> str:
@@ -162,12 +168,13 @@ class Driver:
     def unresolved(self) -> tuple[StepPlan, ...]:
         return tuple(self._unresolved)
 
-    def receive(self, message: StepResult | ImportReport) -> list[TokenEvent]:
-        """Replay the plan that a result answers, compare every rank's digest with this replica's, and hand out the tokens.
+    def receive(self, message: StepResult | ImportReport, events: list[TokenEvent]) -> None:
+        """Replay the plan that a result answers, compare every rank's digest with this replica's, and add to `events` what clients are to get: also
+        where it raises, then for those that the error does not concern.
         Raises DivergenceError naming the step and the rank, LedgerError, LogError for a result that is not the next one."""
         if isinstance(message, ImportReport):
             self._note_import(message)
-            return []
+            return
         result = message
         if not self._unresolved or self._unresolved[0].step != result.step:
             awaited = [plan.step for plan in self._unresolved]
@@ -176,16 +183,21 @@ class Driver:
         if self._recorder is not None:
             self._recorder.note(result, self._replica.digest.value)
         if not self._checks:
-            return self._deliver(result)
-        self._compare(result)
+            events += self._deliver(result)
+            return
         began = self._clock()
+        self._compare(result)
         due = self.ledger.note_result(result)
         judged = self._clock()
-        events = self._deliver(result)
+        found = self._deliver(result)
         delivered = self._clock()
-        self.ledger.check_events(result.step, due, events)
-        self.check_seconds += judged - began + self._clock() - delivered
-        return events
+        try:
+            self.ledger.check_events(result.step, due, found)
+        except LedgerError as error:
+            events += [event for event in found if event.request_id not in error.request_ids]
+            raise
+        self._check_seconds += judged - began + self._clock() - delivered
+        events += found
 
     def _replay_next(self) -> None:
         plan = self._unresolved[0]
@@ -278,6 +290,7 @@ class Driver:
         poison = frozenset(request.spec.request_id for request in self.scheduler.restart(epoch, strikes=strikes))
         for request_id in poison:
             self.ledger.close(request_id)
+        self._check_seconds += self._replica.check_seconds
         self._begin()
         return poison
 

@@ -12,14 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lockstep.core.outputs import FinishReason
 from lockstep.core.request import EngineRequest
-from lockstep.errors import CapacityError, InternalError, LockstepError, PeerError
+from lockstep.errors import CapacityError, InternalError, LockstepError
 from lockstep.runtime.driver import Driver
-from lockstep.runtime.loop import Dumper, EngineLoop, RestartPolicy, Sink
+from lockstep.runtime.loop import Dumper, EngineLoop, RestartPolicy, Sink, as_stopped
 from lockstep.runtime.transport.cluster import Cluster
 
 IDLE_POLL_S = 0.5
@@ -31,8 +31,8 @@ _log = logging.getLogger("lockstep.engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """What the engine says of itself. failure: why it stopped, if it did. reason: why it recovers, else empty. Counts are of the last finished turn.
-    restarts: epochs begun after failures. divergences, provenance_failures: failures of these kinds."""
+    """What the engine says of itself. failure: why it stopped, if it did, in words for callers. reason: why it recovers, else empty. restarts: epochs
+    begun after failures. divergences, provenance_failures: failures of these kinds. Counts are of the last finished turn."""
 
     phase: Phase
     failure: LockstepError | None = None
@@ -74,6 +74,7 @@ class Engine:
         self._driver = driver
         self._cluster = cluster
         self._loop = EngineLoop(driver, cluster, restarts=restarts, clock=time.monotonic, make_incident=_incident, dumper=dumper)
+        self._dumper = dumper
         self._queue_max = queue_max
         self._on_failure = on_failure
         self._commands: deque[_Submit | _Abort] = deque()
@@ -87,7 +88,9 @@ class Engine:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        """Of the last finished turn; but that it recovers is known at once, whatever the turn still does."""
+        state = self._state
+        return replace(state, phase="recovering", reason=self._reason()) if state.phase == "running" and self._loop.recovering else state
 
     @property
     def driver(self) -> Driver:
@@ -102,7 +105,7 @@ class Engine:
         """Queue requests that the driver takes in one turn: all of them or, with an error as for `submit`, none."""
         with self._lock:
             if self._state.failure is not None:
-                raise _as_unavailable(self._state.failure)
+                raise self._state.failure
             if self._closing:
                 raise CapacityError("the engine is shutting down; send the request to another one")
             if self._state.waiting + len(self._commands) + len(requests) > self._queue_max:
@@ -138,6 +141,8 @@ class Engine:
             self._fail(InternalError(f"the engine loop failed: {type(error).__name__}: {error}"))
         finally:
             self._cluster.close()
+            if self._dumper is not None:
+                self._dumper.close()
 
     def _turn(self) -> None:
         """Commands one by one, so that a command that fails leaves those behind it in the queue, where `_finish` finds them."""
@@ -158,7 +163,7 @@ class Engine:
         return EngineState(
             phase=phase,
             failure=failure,
-            reason=f"incident {counts.last_incident}: {counts.last_code}" if phase == "recovering" else "",
+            reason=self._reason() if phase == "recovering" else "",
             epoch=scheduler.epoch,
             restarts=counts.restarts,
             divergences=counts.divergences,
@@ -169,9 +174,12 @@ class Engine:
             blocks_total=pool.block_count,
         )
 
+    def _reason(self) -> str:
+        return f"incident {self._loop.counts.last_incident}: {self._loop.counts.last_code}"
+
     def _fail(self, error: LockstepError) -> None:
         _log.error("the engine stops: %s", error)
-        self._finish("failed", FinishReason.ERROR, error)
+        self._finish("failed", FinishReason.ERROR, as_stopped(error, self._loop.counts.last_incident or "none"))
         if self._on_failure is not None:
             self._on_failure(error)
 
@@ -181,13 +189,8 @@ class Engine:
             self._state = self._read_state(phase, failure)
             queued = [(command.request, command.sink) for command in self._commands if isinstance(command, _Submit)]
             self._commands.clear()
-        self._loop.end_all(reason, None if failure is None else _as_unavailable(failure), queued)
+        self._loop.end_all(reason, failure, queued)
 
 
 def _incident() -> str:
     return secrets.token_hex(6)
-
-
-def _as_unavailable(error: LockstepError) -> LockstepError:
-    """What a caller is told when the engine has stopped: an error of their request's kind is not theirs, so caller faults become peer faults."""
-    return error if isinstance(error, (PeerError, InternalError)) else PeerError(f"the engine has stopped: {error}")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.core.provenance import Provenance
+from lockstep.core.provenance import VOID, Provenance
 from lockstep.core.records import StepPlan, Transfer
 from lockstep.core.table import SlotTable
 from lockstep.core.types import I32, U64
@@ -142,10 +142,13 @@ class Handover:
         computed, layers = len(part.tags), range(*part.layers)
         known = int(self._table.columns["known"][entry.slot])
         fits = 0 < computed < known and entry.missing.issuperset(layers) and (entry.tags is None or np.array_equal(entry.tags, part.tags))
-        if part.layers == GONE or not fits:
+        if part.layers == GONE or not fits or (part.tags == VOID).any():
             return self._end(entry, 0)
         blocks = [self._table.blocks[group, entry.slot, : self._table.block_counts[group, entry.slot]] for group in range(len(self._provenance))]
-        self._kv.write_kv(layers, blocks, computed, part.values)
+        try:
+            self._kv.write_kv(layers, blocks, computed, part.values)
+        except ValueError:
+            return self._end(entry, 0)
         entry.missing.difference_update(layers)
         entry.tags = part.tags
         if entry.missing:

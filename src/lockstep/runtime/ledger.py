@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import EngineRequest
@@ -116,11 +118,16 @@ class DeliveryLedger:
             "prompt_length": account.prompt_length,
             "length_cap": request.length_cap,
             "seed": request.seed,
+            "temperature": float(np.float32(request.temperature)),
             "top_k": request.top_k,
+            "top_p": float(np.float32(request.top_p)),
+            "min_p": float(np.float32(request.min_p)),
             "logprob_count": request.logprob_count,
+            "side_hash": request.side.hash64(),
+            "kv_salt": request.side.kv_salt(),
         }
         for name, value in asked.items():
-            if int(values[name]) != value:
+            if values[name].item() != value:
                 self._fail(plan.step, slot, generation, f"request {request_id!r} is admitted with {name} {values[name]}, it asked for {value}")
         account.generation = generation
         self._generations.add(generation)
@@ -128,10 +135,10 @@ class DeliveryLedger:
 
     def note_result(self, result: StepResult) -> dict[str, _Due]:
         """Every row that samples answers, but for those of requests that ended in an earlier result; nobody else does.
-        Returns what must be delivered."""
+        Returns what must be delivered. All rows are judged before any is booked: where one is wrong, none has been."""
         step = result.step
-        planned = {generation: (slot, count) for slot, generation, count in self._sampling.pop(step, [])}
-        due: dict[str, _Due] = {}
+        planned = {generation: (slot, count) for slot, generation, count in self._sampling.get(step, [])}
+        taken: list[tuple[_Slot, list[int], int]] = []
         for row, (slot, generation) in enumerate(zip(result.slots.tolist(), result.generations.tolist(), strict=True)):
             found = planned.pop(generation, None)
             tokens = result.tokens.row(row).tolist()
@@ -141,19 +148,28 @@ class DeliveryLedger:
                 self._fail(step, slot, generation, f"{len(tokens)} tokens came for a row of at most {found[1]}")
             held = self._slots.get(slot)
             if held is not None and held.generation == generation:
-                self._take(step, slot, held, tokens, int(result.finishes[row]), due)
+                self._judge(step, slot, held, tokens, int(result.finishes[row]))
+                taken.append((held, tokens, int(result.finishes[row])))
         for generation, (slot, _count) in planned.items():
             held = self._slots.get(slot)
             if held is not None and held.generation == generation and not held.finished:
                 self._fail(step, slot, generation, "its row samples and has no answer in the result")
+        self._sampling.pop(step, None)
+        due: dict[str, _Due] = {}
+        for held, tokens, finish in taken:
+            self._book(held, tokens, finish, due)
         return due
 
-    def _take(self, step: int, slot: int, held: _Slot, tokens: list[int], finish: int, due: dict[str, _Due]) -> None:
+    def _account_of(self, held: _Slot) -> _Account | None:
+        """None once the request has ended, also if another has its name by now."""
+        account = self._accounts.get(held.request_id)
+        return account if account is not None and account.generation == held.generation else None
+
+    def _judge(self, step: int, slot: int, held: _Slot, tokens: list[int], finish: int) -> None:
         if held.finished:
             self._fail(step, slot, held.generation, "tokens came after its end")
-        account = self._accounts.get(held.request_id)
-        held.finished = finish != FINISH_NONE
-        if account is None or account.generation != held.generation:
+        account = self._account_of(held)
+        if account is None:
             return
         stop = next((i for i, token in enumerate(tokens) if token in account.stops), None)
         full = len(account.tokens) + len(tokens) - account.request.length_cap
@@ -166,6 +182,12 @@ class DeliveryLedger:
                 f"{len(tokens)} tokens after {len(account.tokens)} of at most {account.request.length_cap}, stop at {stop}: "
                 f"finish {finish} came, {expected} is right",
             )
+
+    def _book(self, held: _Slot, tokens: list[int], finish: int, due: dict[str, _Due]) -> None:
+        account = self._account_of(held)
+        held.finished = finish != FINISH_NONE
+        if account is None:
+            return
         due[held.request_id] = _Due(index=account.delivered, tokens=tuple(tokens), finish=_REASONS[finish])
         account.tokens += tokens
         if held.finished:
@@ -174,14 +196,17 @@ class DeliveryLedger:
     # Clients
 
     def check_events(self, step: int, due: dict[str, _Due], events: Sequence[TokenEvent]) -> None:
-        """The events of a step are exactly what is due: no token twice, skipped, late or for somebody else."""
-        told = {event.request_id: _Due(index=event.index, tokens=tuple(event.token_ids), finish=event.finish_reason) for event in events}
-        if told != due or len(told) != len(events):
-            differing = sorted(name for name in told.keys() | due.keys() if told.get(name) != due.get(name))
+        """The events of a step are exactly what is due: no token twice, skipped, late or for somebody else. The error names all requests that are
+        concerned; what is told to others is right."""
+        told: dict[str, list[_Due]] = {}
+        for event in events:
+            told.setdefault(event.request_id, []).append(_Due(index=event.index, tokens=tuple(event.token_ids), finish=event.finish_reason))
+        right = {name: [what] for name, what in due.items()}
+        differing = sorted(name for name in told.keys() | due.keys() if told.get(name) != right.get(name))
+        if differing:
+            wrong = {name: (told.get(name), due.get(name)) for name in differing}
             raise LedgerError(
-                f"step {step}: what would be delivered for {differing} is not what the results brought: {told} and {due}",
-                step=step,
-                request_ids=differing,
+                f"step {step}: what would be delivered is not what the results brought, by request: {wrong}", step=step, request_ids=differing
             )
 
     @property

@@ -7,8 +7,10 @@ Too many failures end the engine. It knows the driver and a cluster; the engine'
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,14 +32,18 @@ class Dumper(Protocol):
     """Writes what the recorder has when something fails."""
 
     def dump(self, *, incident: str, error: LockstepError, unresolved: Sequence[StepPlan], columns: Mapping[int, Columns]) -> Path | None:
-        """Where it was written, or None if it could not be; it never raises."""
+        """Returns at once: where it will be written, by another thread, or None if it cannot be. It never raises."""
+        ...
+
+    def close(self) -> None:
+        """Returns when all is written."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """most: epochs begun after failures within window_s; one more ends the engine. The first failure after a delivered token is answered at once;
-    further ones wait backoff_s, doubled each time, at most backoff_max_s."""
+    """most: failures within window_s, and failures without a token in between, after which the engine goes on; one more ends it. The first failure
+    after a delivered token is answered at once; further ones wait backoff_s, doubled each time, at most backoff_max_s."""
 
     most: int = 10
     window_s: float = 600.0
@@ -45,7 +51,8 @@ class RestartPolicy:
     backoff_max_s: float = 5.0
 
     def delay_s(self, failures_in_a_row: int) -> float:
-        return 0.0 if failures_in_a_row <= 1 else min(self.backoff_max_s, self.backoff_s * 2.0 ** min(failures_in_a_row - 2, 60))
+        most_s = max(self.backoff_s, self.backoff_max_s)
+        return 0.0 if failures_in_a_row <= 1 else min(most_s, self.backoff_s * 2.0 ** min(failures_in_a_row - 2, 60))
 
 
 @dataclass(slots=True)
@@ -89,7 +96,7 @@ class EngineLoop:
 
     @property
     def recovering(self) -> bool:
-        """A failure has ended an epoch and the next is not ready."""
+        """A failure has ended an epoch and the next is not ready. Any thread may ask."""
         return self._begin_at is not None or not self.cluster.is_ready
 
     # Requests
@@ -99,12 +106,14 @@ class EngineLoop:
             sink([_refusal(request)])
             return
         self._sinks[request.request_id] = (sink, 0)
-        self._dispatch(self.driver.submit(request))
+        with self._failures(request.request_id):
+            self._dispatch(self.driver.submit(request))
 
     def abort(self, request_id: str) -> None:
         """Answered at once, before a request of the same name can follow it in."""
-        event = self.driver.abort(request_id)
-        self._dispatch([] if event is None else [event])
+        with self._failures(request_id):
+            event = self.driver.abort(request_id)
+            self._dispatch([] if event is None else [event])
 
     def end_all(self, reason: FinishReason, error: LockstepError | None, also: Sequence[tuple[EngineRequest, Sink]] = ()) -> None:
         """The last event of every open request, and of those that were never taken."""
@@ -120,16 +129,30 @@ class EngineLoop:
     def turn(self, timeout_s: float) -> None:
         """One turn; waits at most timeout_s for something to come. Raises what ends the engine."""
         now = self._clock()
-        self.driver.tick(now)
-        try:
-            self._begin_if_due(now, self.driver.epoch)
+        with self._failures():
+            self.driver.tick(now)
+            if self._begin_at is not None and now >= self._begin_at:
+                self._begin_at = None
+                self.cluster.begin(self.driver.epoch)
             if not self.recovering:
                 while (plan := self.driver.next_plan()) is not None:
                     self.cluster.send(plan)
             self._take(timeout_s if self._begin_at is None else min(timeout_s, self._begin_at - now))
+
+    @contextmanager
+    def _failures(self, *request_ids: str) -> Iterator[None]:
+        """What is raised within ends the epoch, and not the engine. request_ids: whom it concerns, if it was raised by no part on purpose."""
+        try:
+            yield
+            return
         except (PeerError, InternalError) as error:
-            if self._begin_at is None:  # else the epoch is over already, and `begin` will see to whatever is lost
-                self._recover(error)
+            failure = error
+        except Exception as error:
+            _log.exception("the engine's own work failed")
+            failure = InternalError(f"the engine's own work failed: {type(error).__name__}: {error}", request_ids=request_ids)
+            failure.__cause__ = error
+        if self._begin_at is None:  # else the epoch is over already, and `begin` will see to whatever is lost
+            self._recover(failure)
 
     def _take(self, timeout_s: float) -> None:
         """What came before a failure in the same turn is delivered; what still comes of an epoch that is over is not."""
@@ -137,54 +160,56 @@ class EngineLoop:
         try:
             for message in self.cluster.poll(max(0.0, timeout_s)):
                 if message.epoch == self.driver.epoch:
-                    events += self.driver.receive(message)
+                    self.driver.receive(message, events)
         finally:
             self._in_a_row = 0 if events else self._in_a_row
             self._dispatch(events)
 
     def _recover(self, error: PeerError | InternalError) -> None:
         """A failure that names no step is of the oldest one without a result."""
-        now = self._clock()
-        incident = self._make_incident()
+        self._begin_at, incident = math.inf, self._make_incident()
+        self._count(error, incident)
         if error.step < 0 and self.driver.waits:
             error.step = self.driver.unresolved[0].step
         columns = self.cluster.columns_of(error.step) if isinstance(error, InternalError) and error.step >= 0 else {}
         concerned: frozenset[str] = frozenset()
-        if isinstance(error, InternalError):
-            error, concerned = self.driver.explain(error, columns)
-        self._count(error, incident)
-        epoch, ends_engine = self.driver.epoch + 1, self._is_one_too_many(now)
-        if not ends_engine:
-            self._in_a_row += 1
-            self._begin_at = now + self._restarts.delay_s(self._in_a_row)
-            self._begin_if_due(now, epoch)  # stages start while the recording is written
-        path = None
-        if self._dumper is not None:
-            path = self._dumper.dump(incident=incident, error=error, unresolved=self.driver.unresolved, columns=columns)
-        _log.error("incident %s in epoch %d: %s%s", incident, self.driver.epoch, error, f"; recorded in {path}" if path else "")
-        if ends_engine:
+        try:
+            if isinstance(error, InternalError):
+                error, concerned = self.driver.explain(error, columns)
+        finally:
+            self._record(error, incident, columns)
+        poison = self.driver.restart(self.driver.epoch + 1, concerned, strikes=not concerned and not isinstance(error, LinkError))
+        if self._is_one_too_many(cause_is_gone=bool(poison)):
             raise error
         self.counts.restarts += 1
-        poison = self.driver.restart(epoch, concerned, strikes=not concerned and not isinstance(error, LinkError))
+        self._begin_at = self._clock() + self._restarts.delay_s(self._in_a_row)
         if isinstance(error, InternalError):
             self._end(sorted(concerned), FinishReason.ERROR, _with_incident(error, incident))
         self._end(sorted(poison), FinishReason.ERROR, _poisoned(error, incident))
 
-    def _is_one_too_many(self, now: float) -> bool:
+    def _record(self, error: LockstepError, incident: str, columns: Mapping[int, Columns]) -> None:
+        self.counts.last, path = str(error), None
+        if self._dumper is not None:
+            path = self._dumper.dump(incident=incident, error=error, unresolved=self.driver.unresolved, columns=columns)
+        _log.error("incident %s in epoch %d: %s%s", incident, self.driver.epoch, error, f"; recorded in {path}" if path else "")
+
+    def _is_one_too_many(self, *, cause_is_gone: bool) -> bool:
+        """cause_is_gone: the request that was behind the failures has been found and ended, so they say nothing of the next one."""
+        now = self._clock()
+        if cause_is_gone:
+            self._failed_at.clear()
+            self._in_a_row = 0
+            return False
+        self._in_a_row += 1
         self._failed_at.append(now)
         while now - self._failed_at[0] > self._restarts.window_s:
             self._failed_at.popleft()
-        return len(self._failed_at) > self._restarts.most
-
-    def _begin_if_due(self, now: float, epoch: int) -> None:
-        if self._begin_at is not None and now >= self._begin_at:
-            self._begin_at = None
-            self.cluster.begin(epoch)
+        return max(len(self._failed_at), self._in_a_row) > self._restarts.most
 
     def _count(self, error: LockstepError, incident: str) -> None:
         self.counts.divergences += isinstance(error, DivergenceError)
         self.counts.provenance_failures += isinstance(error, ProvenanceError)
-        self.counts.last, self.counts.last_code, self.counts.last_incident = str(error), error.code, incident
+        self.counts.last_code, self.counts.last_incident = error.code, incident
 
     # Events
 
@@ -194,21 +219,25 @@ class EngineLoop:
         self._dispatch([TokenEvent(request_id=name, index=self._sinks[name][1], finish_reason=reason, error=error) for name in ending])
 
     def _dispatch(self, events: list[TokenEvent]) -> None:
-        """Hand each sink its events of this turn at once; check that no index is skipped or repeated."""
+        """Hand each sink its events of this turn at once. Raises InternalError for those whose index is not the next one, when all others are
+        told."""
         by_sink: dict[Sink, list[TokenEvent]] = {}
+        wrong: dict[str, str] = {}
         for event in events:
-            sink, delivered = self._sinks[event.request_id]
-            if event.index != delivered:
-                raise InternalError(
-                    f"request {event.request_id!r}: token {delivered} comes next, the driver delivers {event.index}", request_ids=[event.request_id]
-                )
+            name = event.request_id
+            sink, delivered = self._sinks.get(name, (None, -1))
+            if sink is None or event.index != delivered or name in wrong:
+                wrong.setdefault(name, f"request {name!r}: token {delivered} comes next, the driver delivers {event.index}")
+                continue
             if event.finish_reason is None:
-                self._sinks[event.request_id] = (sink, delivered + len(event.token_ids))
+                self._sinks[name] = (sink, delivered + len(event.token_ids))
             else:
-                del self._sinks[event.request_id]
+                del self._sinks[name]
             by_sink.setdefault(sink, []).append(event)
         for sink, batch in by_sink.items():
             sink(batch)
+        if wrong:
+            raise InternalError("; ".join(wrong.values()), request_ids=sorted(wrong))
 
 
 def _refusal(request: EngineRequest) -> TokenEvent:
@@ -227,4 +256,18 @@ def _with_incident(error: InternalError, incident: str) -> InternalError:
 
 
 def _poisoned(error: LockstepError, incident: str) -> LockstepError:
-    return PoisonError(f"incident {incident}: the engine failed again and again while this request was computed, last with: {error}. Others go on")
+    return PoisonError(
+        f"incident {incident}: the engine failed again and again while this request was computed, last with {error.code}; it is ended so that "
+        "others go on. Do not send it again before the cause is found; the server's log names it under the incident"
+    )
+
+
+def as_stopped(error: LockstepError, incident: str) -> LockstepError:
+    """What callers are told when the engine has stopped. Of a mistake of ours no value: it may be another client's."""
+    if isinstance(error, InternalError):
+        return type(error)(
+            f"incident {incident}: the engine has stopped, it failed at step {error.step} ({error.code}). The server's log names what was found "
+            "under the incident; start it again",
+            step=error.step,
+        )
+    return error

@@ -6,10 +6,12 @@ nor who recovers how.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import re
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +30,9 @@ from lockstep.runtime.retrace import Replayed, replay
 
 BYTES_MAX = 256 << 20
 """Of all recordings in one folder."""
+
+HALF_WRITTEN_S = 600.0
+"""A file of which nothing was written for so long is no recording in the making."""
 
 _SPEAK_OF_LINKS_ONLY = (LinkError, HandshakeError, StageLostError, StalledError)
 """Errors whose text holds no value of the log."""
@@ -76,32 +81,11 @@ class Recorder:
         assert plan.step == result.step, (plan.step, result.step)
         self._spans[-1].entries.append((plan, result, digest))
 
-    def dump(
-        self,
-        place: Path,
-        *,
-        incident: str,
-        error: BaseException,
-        unresolved: Sequence[StepPlan] = (),
-        columns: Mapping[int, Columns] | None = None,
-        with_tokens: bool = False,
-    ) -> Path | None:
-        """Write a recording to `place`: a file if its name ends in .lockstep, else a folder, in which it is named after the incident. unresolved:
-        plans without a result, in order. columns: by rank (-1: the driver), what it folded in the failing step. with_tokens: keep the true token ids.
-        Returns the file, or None if it cannot be written: that is logged, and does not hide the failure that is dumped."""
-        try:
-            recording = self._recording(incident, error, unresolved, columns or {}, with_tokens)
-            path = place if place.suffix == SUFFIX else place / (re.sub(r"[^\w-]", "_", incident) + SUFFIX)
-            write(path, recording)
-            _make_room(path, self._bytes_max)
-        except Exception:
-            _log.exception("incident %s: no recording could be written to %s", incident, place)
-            return None
-        return path
-
-    def _recording(
-        self, incident: str, error: BaseException, unresolved: Sequence[StepPlan], columns: Mapping[int, Columns], with_tokens: bool
+    def take(
+        self, *, incident: str, error: BaseException, unresolved: Sequence[StepPlan] = (), columns: Mapping[int, Columns] | None = None
     ) -> Recording:
+        """What is kept, with true token ids and without what a replay gives: it only refers to records. unresolved: plans without a result, in order.
+        columns: by rank (-1: the driver), what it folded in the failing step."""
         if self._shape is None:
             raise InternalError("no epoch has begun, nothing is recorded")
         entries = [entry for span in self._spans for entry in span.entries]
@@ -122,7 +106,7 @@ class Recorder:
             with_tokens=True,
             departs=-1,
         )
-        true = Recording(
+        return Recording(
             head=head,
             start=self._spans[0].start,
             entries=tuple(
@@ -131,10 +115,24 @@ class Recorder:
             unresolved=tuple(running.values()),
             columns=tuple(
                 StepColumns(stage=rank, epoch=self._epoch, step=_step_of(folded, error_step), columns=folded)
-                for rank, folded in sorted(columns.items())
+                for rank, folded in sorted((columns or {}).items())
             ),
         )
-        return _with_replays(true, None if with_tokens else Rekey(secrets.token_bytes(32)))
+
+    def save(self, taken: Recording, path: Path, *, with_tokens: bool = False) -> Path | None:
+        """Replay it and write it. with_tokens: keep the true token ids. May run in a thread of its own. Returns the file, or None if it cannot be
+        written: that is logged, and does not hide the failure that is recorded."""
+        try:
+            write(path, _with_replays(taken, None if with_tokens else Rekey(secrets.token_bytes(32))))
+            _make_room(path, self._bytes_max)
+        except Exception:
+            _log.exception("incident %s: no recording could be written to %s", taken.head.incident, path)
+            return None
+        return path
+
+
+def file_name(incident: str) -> str:
+    return re.sub(r"[^\w-]", "_", incident) + SUFFIX
 
 
 def _start(replica: Replica) -> Start:
@@ -191,11 +189,19 @@ def _replayed(entries: Sequence[Entry], run: Replayed) -> tuple[Entry, ...]:
 
 
 def _make_room(newest: Path, bytes_max: int) -> None:
-    """Remove the oldest recordings beside `newest` until all of them fit, what an ended process left half-written included."""
-    others = sorted((p.stat().st_mtime_ns, p) for p in newest.parent.glob(f"*{SUFFIX}*") if p != newest)
-    total = newest.stat().st_size + sum(path.stat().st_size for _, path in others)
-    for _, path in others:
+    """Remove the oldest recordings beside `newest` until all of them fit, and what ended processes left half-written. Other engines may do the same
+    here at the same time: a file that has gone is no error, and one that is being written is not touched."""
+    others: list[tuple[int, int, Path]] = []
+    for path in newest.parent.glob(f"*{SUFFIX}*"):
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            if path.suffix != SUFFIX and time.time() - found.st_mtime < HALF_WRITTEN_S:
+                continue
+            if path != newest:
+                others.append((found.st_mtime_ns, found.st_size, path))
+    total = newest.stat().st_size + sum(size for _, size, _ in others)
+    for _, size, path in sorted(others):
         if total <= bytes_max:
             return
-        total -= path.stat().st_size
+        total -= size
         path.unlink(missing_ok=True)

@@ -53,6 +53,7 @@ class SimCluster:
         self._ended: set[int] = set()
         self._distrusted: set[int] = set()
         self._is_over = False
+        self._failure: LockstepError | None = None
 
     # What the network and the hosts bring
 
@@ -81,7 +82,7 @@ class SimCluster:
         self._ended.clear()
         self._inbox.clear()
         self._ready.clear()
-        self._is_over = False
+        self._is_over, self._failure = False, None
         self._end.begin(epoch)
         for index in again:
             self._watch.note_restart(index, now)
@@ -122,8 +123,20 @@ class SimCluster:
         return found
 
     def _take(self) -> list[FromStages]:
+        if self._failure is not None:
+            raise self._failure
+        found: list[FromStages] = []
+        try:
+            self._look(found)
+        except LockstepError as error:
+            if not found:
+                raise
+            self._failure = error
+        return found
+
+    def _look(self, found: list[FromStages]) -> None:
         now, was_ready = self._timeline.now, self.is_ready
-        found = self._drain()
+        self._drain(found)
         self.stirred = self.stirred or self.is_ready != was_ready
         if self._ended:
             raise StageLostError("; ".join(f"stage {index} has ended" for index in sorted(self._ended)))
@@ -133,10 +146,8 @@ class SimCluster:
         if stall is not None:
             self._distrusted.update(stall.stages)
             raise StalledError(stall.text)
-        return found
 
-    def _drain(self) -> list[FromStages]:
-        found: list[FromStages] = []
+    def _drain(self, found: list[FromStages]) -> None:
         while (message := self._next_message()) is not None:
             if isinstance(message, (StepResult, ImportReport)):
                 found.append(message)
@@ -146,7 +157,6 @@ class SimCluster:
                     self._watch.end_beginning()
             else:
                 self._hear_failure(message)
-        return found
 
     def _next_message(self) -> Any | None:
         message = self._end.take_due()

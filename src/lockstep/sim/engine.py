@@ -107,6 +107,8 @@ class _Dumper:
         self._note(error)
         return None
 
+    def close(self) -> None: ...
+
 
 class SimEngine:
     """Engine `number` of a scenario. finishing: generations that the sampler has ended, in this epoch. provenance: of each stage, in
@@ -252,6 +254,7 @@ class SimEngine:
         except Exception as error:
             self._dead = True
             self._watcher.note_death(self.number, error)
+        if self._dead:
             return
         self._watcher.note_turn(self.number)
         if self.cluster.stirred:
@@ -259,6 +262,10 @@ class SimEngine:
 
     def _note_failure(self, error: LockstepError) -> None:
         self.finishing.clear()
+        if isinstance(error.__cause__, Exception) and not isinstance(error.__cause__, LockstepError):
+            self._dead = True  # an engine goes on after what no part of it raises on purpose; a simulated run is to fail by it
+            self._watcher.note_death(self.number, error.__cause__)
+            return
         names: list[str] = []
         if isinstance(error, InternalError):
             owners = [self.driver.scheduler.request_of(generation) for _, generation in error.concerned]

@@ -111,12 +111,14 @@ class Rig:
 
     def receive(self) -> int:
         """Take results that have come. Returns how many tokens they delivered."""
-        count = 0
-        for result in self.cluster.poll(0):
-            for event in self.driver.receive(result):
+        events: list[TokenEvent] = []
+        try:
+            for result in self.cluster.poll(0):
+                self.driver.receive(result, events)
+        finally:
+            for event in events:
                 self._note(event)
-                count += len(event.token_ids)
-        return count
+        return sum(len(event.token_ids) for event in events)
 
     def _note(self, event: TokenEvent) -> None:
         output = self.outputs[event.request_id]

@@ -41,7 +41,7 @@ class Cluster(Protocol):
         ...
 
     def check_seconds(self) -> Mapping[int, float]:
-        """Seconds that each stage's run-time checks have taken, as last heard."""
+        """Seconds that run-time checks have taken: by stage, as last heard; -1: of the driver's ends of its links."""
         ...
 
     def wake(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,13 +37,13 @@ class LocalCluster:
         self._checks = checks
         self._woken = threading.Event()
         self._results: deque[FromStages] = deque()
-        self._check_seconds: dict[int, float] = defaultdict(float)
+        self._former_seconds: Counter[int] = Counter()
         self.stages: tuple[Stage, ...] = ()
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        for stage in self.stages:
-            self._check_seconds[stage.index] += stage.check_seconds
+        if self.stages:
+            self._former_seconds.update(self._epoch_seconds())
         self.stages = tuple(self._make_stages(epoch))
         self._is_over = False
         self._direct = len(self.stages) == 1
@@ -113,8 +113,18 @@ class LocalCluster:
         found = {stage.index: stage.columns_of(step) for stage in self.stages}
         return {index: columns for index, columns in found.items() if columns is not None}
 
-    def check_seconds(self) -> dict[int, float]:
-        return {stage.index: self._check_seconds[stage.index] + stage.check_seconds for stage in self.stages}
+    def check_seconds(self) -> Mapping[int, float]:
+        seconds = self._former_seconds.copy()
+        seconds.update(self._epoch_seconds())
+        return seconds
+
+    def _epoch_seconds(self) -> dict[int, float]:
+        seconds = {stage.index: stage.check_seconds for stage in self.stages} | {DRIVER: 0.0}
+        for (source, _), writer in self._writers.items():
+            seconds[source] += writer.check_seconds
+        for destination, reader in self._readers.items():
+            seconds[destination] += reader.check_seconds
+        return seconds
 
     def wake(self) -> None:
         self._woken.set()

@@ -4,6 +4,8 @@
     newer epoch    waits until that epoch begins here
     this epoch     the next number is taken; a gap, a repeat or disorder is an error at once, never a silent wait
 
+A link of an epoch is renewed by the next one. One that belongs to a process's life outlives epochs, so it goes on behind the gap that it reported.
+
 It knows numbers only; frames carry them between processes, and the simulator uses them without frames.
 """
 
@@ -51,6 +53,8 @@ class LinkNumbers:
             return Verdict.WAIT
         expected = self._next.get(source, 0)
         if number != expected:
+            if source in self._lives:
+                self._next[source] = max(expected, number + 1)
             raise LinkError(f"link {source} -> {self.destination}, epoch {epoch}: message {expected} comes next, got message {number}")
         self._next[source] = expected + 1
         return Verdict.TAKE

@@ -68,9 +68,9 @@ class ProcessCluster:
         self._handles: list[StageHandle] = []
         self._outboxes: list[Outbox] = []
         self._distrusted: set[int] = set()
-        self._not_started: StageLostError | None = None
+        self._failure: LockstepError | None = None
         self._columns: dict[int, Columns] = {}
-        self._check_seconds = [0.0] * stage_count
+        self._former_seconds = dict.fromkeys(range(DRIVER, stage_count), 0.0)
         self._watch = Watch(stage_count, timeouts, time.monotonic())
         self.hellos: tuple[StageHello, ...] = ()
         self.block_counts: tuple[int, ...] = ()
@@ -97,13 +97,14 @@ class ProcessCluster:
         assert epoch > self._epoch, (epoch, self._epoch)
         self._drain_quietly()
         again = self._to_start_again()
-        self._epoch, self._is_over, self._not_started = epoch, False, None
+        self._epoch, self._is_over, self._failure = epoch, False, None
         self._inbox.links.begin(epoch)
         for outbox in self._outboxes:
+            self._former_seconds[DRIVER] += outbox.check_seconds
             outbox.close()
         for index in again:
             self._handles[index].kill()
-            self._check_seconds[index] += self._watch.last(index).check_seconds
+            self._former_seconds[index] += self._watch.last(index).check_seconds
         for index in again:
             self._start_again(index)
         self._open_links()
@@ -128,7 +129,7 @@ class ProcessCluster:
             self._handles[index] = self._start(index)
             self._watch.note_restart(index, time.monotonic())
         except OSError as error:
-            self._not_started = StageLostError(f"stage {index} cannot be started again: {error}")
+            self._failure = StageLostError(f"stage {index} cannot be started again: {error}")
 
     def _open_links(self) -> None:
         """Links to the stages, and what `poll` waits on, for the processes as they are now."""
@@ -153,7 +154,7 @@ class ProcessCluster:
             self._send_start(hello.stage)
             return
         hellos = [handle.hello for handle in self._handles if handle.hello is not None]
-        if len(hellos) == len(self._check_seconds):
+        if len(hellos) == len(self._handles):
             check_fit(hellos)
             self.hellos, self.block_counts = tuple(hellos), self._choose_blocks(hellos)
             for index in range(len(hellos)):
@@ -191,16 +192,26 @@ class ProcessCluster:
                 return found
 
     def _take(self, timeout_s: float) -> list[FromStages]:
-        """What the driver is to get. Raises what a stage reported, or that one is lost or stalled."""
-        if self._not_started is not None:
-            raise self._not_started
+        """What the driver is to get. Raises what a stage reported, or that one is lost or stalled: after what came before that, in the next call."""
+        if self._failure is not None:
+            raise self._failure
+        found: list[FromStages] = []
+        try:
+            self._look(timeout_s, found)
+        except LockstepError as error:
+            if not found:
+                raise
+            self._failure = error
+        return found
+
+    def _look(self, timeout_s: float, found: list[FromStages]) -> None:
         readable = dict(self._poller.poll(int(timeout_s * 1000)))
-        found = self._drain()
+        self._drain(found)
         ended = [handle for handle in self._handles if handle.pid_descriptor in readable]
         if any(handle.process.poll() == 1 for handle in ended):
             # What a stage said before it gave up may still be on its way; it explains more than that the process has ended.
             self._inbox.socket.poll(LAST_WORDS_MS)
-            found += self._drain()
+            self._drain(found)
         if ended:
             raise StageLostError("; ".join(f"stage {h.index} (process {h.process.pid}) {h.describe_end()}" for h in ended))
         now = time.monotonic()
@@ -209,10 +220,8 @@ class ProcessCluster:
         if stall is not None:
             self._distrusted.update(stall.stages)
             raise StalledError(stall.text)
-        return found
 
-    def _drain(self) -> list[FromStages]:
-        found: list[FromStages] = []
+    def _drain(self, found: list[FromStages]) -> None:
         while (received := self._inbox.receive()) is not None:
             source, message = received
             self._watch.hear(source - PROCESS_SOURCE if source >= PROCESS_SOURCE else source, time.monotonic())
@@ -220,13 +229,12 @@ class ProcessCluster:
                 found.append(message)
             else:
                 self._note(message)
-        return found
 
     def _drain_quietly(self) -> None:
         """When the epoch is over: what is still said of it adds nothing to the failure that ended it, but shows who is alive."""
         while True:
             with contextlib.suppress(LockstepError):
-                self._drain()
+                self._drain([])
                 return
 
     def _note(self, message: Any) -> None:
@@ -270,7 +278,9 @@ class ProcessCluster:
         return {index: columns for index, columns in sorted(self._columns.items()) if columns}
 
     def check_seconds(self) -> dict[int, float]:
-        return {index: before + self._watch.last(index).check_seconds for index, before in enumerate(self._check_seconds)}
+        links = self._inbox.links.check_seconds + sum(outbox.check_seconds for outbox in self._outboxes)
+        now = {DRIVER: links} | {handle.index: self._watch.last(handle.index).check_seconds for handle in self._handles}
+        return {rank: before + now.get(rank, 0.0) for rank, before in self._former_seconds.items()}
 
     def wake(self) -> None:
         with self._wake_lock:

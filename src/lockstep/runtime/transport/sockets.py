@@ -61,6 +61,10 @@ class Outbox:
         self._writer = LinkWriter(source, receiver, epoch=epoch, checks=checks)
         self._receiver = receiver
 
+    @property
+    def check_seconds(self) -> float:
+        return self._writer.check_seconds
+
     def send(self, message: Any) -> None:
         """Never waits. Tensors are handed over without a copy: ZeroMQ holds a reference to their memory until it is sent."""
         parts = self._writer.pack(message)

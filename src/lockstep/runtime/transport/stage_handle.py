@@ -28,7 +28,12 @@ class StageHandle:
         finally:
             os.close(read)
         self.index = index
-        self.pid_descriptor = os.pidfd_open(self.process.pid)
+        self.pid_descriptor = -1
+        try:
+            self.pid_descriptor = os.pidfd_open(self.process.pid)
+        except BaseException:
+            self.kill()
+            raise
         self.hello: StageHello | None = None
         self.ready: StageReady | None = None
 

@@ -86,6 +86,8 @@ class _Epochs:
         self._pulse = pulse
         self._parent_pipe = parent_pipe
         self._outboxes: dict[int, Outbox] = {}
+        self._stage: Stage | None = None
+        self._former_seconds = 0.0
         self._poller = zmq.Poller()
         self._poller.register(inbox.socket, zmq.POLLIN)
         self._poller.register(parent_pipe, zmq.POLLIN)
@@ -96,15 +98,24 @@ class _Epochs:
         while start is not None:
             start = self._run_epoch(start)
 
+    def _check_seconds(self) -> float:
+        """What run-time checks have taken in this process. Asked by the pulse's thread."""
+        return self._former_seconds + self._inbox.links.check_seconds + self._epoch_seconds()
+
+    def _epoch_seconds(self) -> float:
+        stage = self._stage
+        return sum(outbox.check_seconds for outbox in self._outboxes.values()) + (stage.check_seconds if stage is not None else 0.0)
+
     def _run_epoch(self, start: StageStart) -> StageStart | None:
         """The announcement of the next epoch, whatever happens in this one; None if the parent closed the pipe."""
+        self._former_seconds += self._epoch_seconds()
         for outbox in self._outboxes.values():
             outbox.close()
-        self._outboxes = self._connect(start.epoch)
+        self._stage, self._outboxes = None, self._connect(start.epoch)
         stage = None
         try:
-            stage = self._parts.build(start)
-            self._pulse.follow(stage)
+            self._stage = stage = self._parts.build(start)
+            self._pulse.follow(stage, self._check_seconds)
             self._outboxes[DRIVER].send(self._parts.ready(start.epoch))
             return self._turn(stage)
         except LockstepError as error:
@@ -164,17 +175,16 @@ class Pulse:
         self._outbox = outbox
         self._parent_pipe = parent_pipe
         self._stage: Stage | None = None
-        self._former_check_seconds = 0.0
+        self._check_seconds: Callable[[], float] = float
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lockstep-pulse", daemon=True)
         self._thread.start()
 
-    def follow(self, stage: Stage) -> None:
-        """Heartbeats tell of this stage from now on."""
+    def follow(self, stage: Stage, check_seconds: Callable[[], float]) -> None:
+        """Heartbeats tell of this stage from now on, and what checks have taken in this process."""
         with self._lock:
-            self._former_check_seconds += self._stage.check_seconds if self._stage is not None else 0.0
-            self._stage = stage
+            self._stage, self._check_seconds = stage, check_seconds
 
     def say(self, message: Any) -> None:
         """May be called from any thread."""
@@ -199,7 +209,7 @@ class Pulse:
             self._stopping.wait(HEARTBEAT_S)
 
     def _heartbeat(self) -> Heartbeat:
-        stage, former = self._stage, self._former_check_seconds
+        stage = self._stage
         if stage is None:
             return Heartbeat(stage=self.index, step=-1, waits_for="start")
-        return Heartbeat(stage=self.index, step=stage.next_step, waits_for=stage.waits_for, check_seconds=former + stage.check_seconds)
+        return Heartbeat(stage=self.index, step=stage.next_step, waits_for=stage.waits_for, check_seconds=self._check_seconds())
