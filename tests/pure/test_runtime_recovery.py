@@ -221,7 +221,7 @@ def test_requests_that_kill_their_stages_are_no_reason_to_end_the_engine() -> No
         for one in faults:
             one(cluster, count)
 
-    run = Run(fault, requests, policy=RestartPolicy(most=8, window_s=1e9))
+    run = Run(fault, requests, policy=RestartPolicy(most=5, window_s=1e9), slot_count=1)
     run.check_right([request for request in requests if request.request_id not in poison])
     assert [type(run.ends[name].error) for name in poison] == [PoisonError] * 4
     assert run.loop.counts.restarts > 8
