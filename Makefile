@@ -35,7 +35,9 @@ run: setup
 	$(BIN)/lockstep serve smollm2 --pipeline-parallel-size 2 $(ARGS)
 
 test: setup-test
-	$(BIN)/python -m pytest -m "not slow" tests
+	$(BIN)/coverage run --branch --source=src/lockstep/core -m pytest -m "not slow" tests/pure tests/scenarios
+	$(BIN)/coverage report --fail-under=95
+	$(BIN)/python -m pytest -m "not slow" tests --ignore=tests/pure --ignore=tests/scenarios
 
 test-slow: setup-test
 	$(BIN)/python -m pytest -m slow tests

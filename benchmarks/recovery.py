@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import json
-import os
-import platform
 import random
 import re
 import signal
@@ -28,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import figures
 import httpx2
 import psutil
 
@@ -193,21 +191,19 @@ def main() -> int:
     with served(arguments.stages, arguments.streams) as (url, server):
         found = measure(url, server, arguments)
     print(json.dumps(found, indent=2))
-    if arguments.out is not None:
-        _append(arguments.out, found)
+    figures.append(arguments.out, [_flat(found)])
     return 1 if found["mismatches"] or found["errors"] else 0
 
 
-def _append(path: Path, found: dict[str, object]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "commit": commit}
-    row = {name: json.dumps(value) if isinstance(value, (dict, list)) else value for name, value in found.items()} | machine
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+def _flat(found: dict[str, object]) -> dict[str, object]:
+    """One cell a figure; of errors, how many."""
+    row: dict[str, object] = {}
+    for name, value in found.items():
+        if isinstance(value, dict):
+            row |= {f"{name}_{part}": figure for part, figure in value.items()}
+        else:
+            row[name] = len(value) if isinstance(value, list) else value
+    return row
 
 
 if __name__ == "__main__":

@@ -7,15 +7,13 @@ can be measured on it, since no tokenizer differs. The prefix cache is off. Figu
 from __future__ import annotations
 
 import argparse
-import csv
 import os
-import platform
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import figures
 import psutil
 
 from lockstep.config import EngineConfig
@@ -81,28 +79,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--out", type=Path, help="append to this CSV")
     arguments = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     rows = []
     for stages, threads in ((1, 1), (1, 2), (2, 1)):
-        row = {**measure(stages, threads, arguments.dtype), "cores": os.cpu_count(), "machine": platform.machine(), "cpu": _cpu(), "commit": commit}
-        print(row, flush=True)
-        rows.append(row)
-    if arguments.out is not None:
-        new = not arguments.out.exists()
-        with arguments.out.open("a", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
-
-
-def _cpu() -> str:
-    """Model name as the operating system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+        rows.append(measure(stages, threads, arguments.dtype))
+        print(rows[-1], flush=True)
+    figures.append(arguments.out, rows)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,13 @@ FAULTS: dict[str, tuple[dict[str, Any], type[InternalError] | None, str]] = {
 }
 
 
+REPLAYED = {
+    "block_tables0": ("layout.block_tables0 of slot", "in the replay", "on stage 1"),
+    "sampling.seed": ("layout.sampling.seed of slot", "in the replay", "on stage 1"),
+}
+"""What a replay finds by itself. The other faults are no part of the log, and the replay says that."""
+
+
 @pytest.mark.parametrize(("fault", "error", "words"), FAULTS.values(), ids=FAULTS)
 def test_fault_is_reported_and_only_what_it_concerns_ends(
     undisturbed: dict[str, list[int]], tmp_path: Path, fault: dict[str, Any], error: type[InternalError] | None, words: str
@@ -114,6 +121,8 @@ def test_fault_is_reported_and_only_what_it_concerns_ends(
     finding = retrace(recording).finding
     assert finding is not None
     assert finding.step == recording.head.error_step, finding
+    assert all(part in finding.lines[0] for part in REPLAYED.get(words, ("the replay goes on", "outside the log"))), finding
+    assert len(finding.slots) == (words in REPLAYED), finding
 
 
 def test_model_is_the_real_one() -> None:

@@ -112,7 +112,8 @@ def _add_failure_flags(failures: argparse._ArgumentGroup, d: Mapping[str, Any]) 
         "--max-restarts",
         type=count,
         default=d["max_restarts"],
-        help="failures within ten minutes that the engine recovers from; one more ends it, 0 recovers from none (default: %(default)s)",
+        help="failures within ten minutes, or in a row without a token, that the engine recovers from; one more ends it, 0 recovers from none "
+        "(default: %(default)s)",
     )
     failures.add_argument(
         "--restart-backoff-s",

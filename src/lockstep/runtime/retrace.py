@@ -94,7 +94,7 @@ def retrace(recording: Recording) -> Retrace:
     answered = [(entry.plan, entry.result) for entry in recording.entries]
     try:
         run = replay(head.shape, head.epoch, start, answered, recording.unresolved, columns_at={sent.step for sent in recording.columns})
-    except LogError as error:
+    except (LogError, ValueError, LookupError, MemoryError) as error:
         raise CallerError(f"the recording cannot be begun: {error}. It is damaged, or was not written by lockstep {head.lockstep}") from None
     entries = {entry.plan.step: entry for entry in recording.entries}
     failing = {step for step in (run.error_step, recording.head.error_step) if step >= 0}

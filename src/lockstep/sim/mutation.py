@@ -7,12 +7,15 @@ mutant is broken.
 from __future__ import annotations
 
 import multiprocessing
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from lockstep import errors
 from lockstep.errors import InternalError, LockstepError
+from lockstep.sim import mutants
 from lockstep.sim.mutants import MUTANTS, Mutant, Witness
 from lockstep.sim.mutants.setting import scenarios
 from lockstep.sim.mutation_bounds import broken_bound
@@ -96,8 +99,15 @@ class _Noticing(Simulation):
 
     def note_death(self, engine: int, error: Exception) -> None:
         driver = self.engines[engine].driver
-        self.at, self.death = (driver.epoch, driver.scheduler.received), type(error).__name__
+        self.at, self.death = (driver.epoch, driver.scheduler.received), _kind(error)
         super().note_death(engine, error)
+
+
+def _kind(error: Exception) -> str:
+    """The class of the error, and whether the mutant's own code raised it: then it is no check, whatever its class."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = bool(frames) and Path(frames[-1].filename).parent == Path(mutants.__file__).parent
+    return type(error).__name__ + " in the mutant" * own
 
 
 def _guarded(make_stage: Callable[..., Any], raised: _Raised) -> Callable[..., Any]:
@@ -110,7 +120,7 @@ def _guarded(make_stage: Callable[..., Any], raised: _Raised) -> Callable[..., A
             except LockstepError:
                 raise
             except Exception as error:
-                raised.names.append(f"{type(error).__name__}: {error}")
+                raised.names.append(f"{_kind(error)}: {error}")
                 raise
 
         return guarded
@@ -132,7 +142,7 @@ def _run(scenario: Scenario, parts: Parts) -> _Run:
     except LockstepError as error:
         return _Run(by=type(error).__name__, text=str(error))
     except Exception as error:
-        return _Run(broken=f"{type(error).__name__}: {error}")
+        return _Run(broken=f"{_kind(error)}: {error}")
     return _judged(outcome, simulation, [name for name in raised.names if not name.startswith("ProcessEnded")])
 
 

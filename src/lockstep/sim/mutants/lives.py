@@ -151,11 +151,11 @@ class MatchesByName(WatchedScheduler):
         here = request is not None and request.slot is not None and self._requests.get(request.spec.request_id) is request
         return request if here else None
 
-    def _accept(self, request: LiveRequest, result: StepResult, row: int) -> Delivery:
+    def _check_awaited(self, request: LiveRequest, result: StepResult, row: int) -> None:
         if int(result.generations[row]) != request.generation:
             self.did()
             request.outstanding.appendleft((result.step, len(result.tokens.row(row))))
-        return super()._accept(request, result, row)
+        super()._check_awaited(request, result, row)
 
 
 class ResumesWithPrompt(WatchedScheduler):
