@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +10,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "engine/error.h"
@@ -28,6 +30,9 @@ using Table = Array<const int32_t, 2>;
 using BoundArray = std::tuple<int64_t, Array<const float, 2>>;
 using Columns = std::tuple<Array<const int32_t, 1>, Array<const uint64_t, 1>, Array<const int32_t, 1>, Array<const float, 1>, Array<const int32_t, 1>,
                            Array<const float, 1>, Array<const float, 1>, Array<const int32_t, 1>>;
+// mask_rows, masks, starts, ids, biases, penalties, subtracts.
+using Edits = std::tuple<Array<const int32_t, 1>, Array<const uint32_t, 2>, Array<const int32_t, 1>, Array<const int32_t, 1>, Array<const float, 1>,
+                         Array<const float, 1>, Array<const float, 1>>;
 using Samples = std::tuple<Array<int32_t, 1>, Array<float, 1>, Array<int32_t, 2>, Array<float, 2>>;
 
 void expect_size(const char* name, size_t wanted, size_t got) {
@@ -48,8 +53,27 @@ SamplingColumns sampling_of(const Columns& columns) {
           logprob_counts.data()};
 }
 
+LogitEdits edits_of(const Edits& edits, size_t count) {
+  const auto& [mask_rows, masks, starts, ids, biases, penalties, subtracts] = edits;
+  expect_size("mask_rows", count, mask_rows.shape(0));
+  expect_size("starts of logit edits", count + 1, starts.shape(0));
+  expect_size("biases", ids.shape(0), biases.shape(0));
+  expect_size("penalties", ids.shape(0), penalties.shape(0));
+  expect_size("subtracts", ids.shape(0), subtracts.shape(0));
+  return {mask_rows.data(),
+          masks.data(),
+          static_cast<int64_t>(masks.shape(0)),
+          static_cast<int64_t>(masks.shape(1)),
+          starts.data(),
+          ids.data(),
+          biases.data(),
+          penalties.data(),
+          subtracts.data(),
+          static_cast<int64_t>(ids.shape(0))};
+}
+
 void run(Executable& executable, const Array<const int32_t, 1>& token_ids, const Array<const int32_t, 1>& positions,
-         const Array<const int32_t, 1>& row_starts, const std::vector<Table>& block_tables, const Columns& columns,
+         const Array<const int32_t, 1>& row_starts, const std::vector<Table>& block_tables, const Columns& columns, const std::optional<Edits>& edits,
          const std::vector<BoundArray>& bound, const Samples& samples) {
   Step step;
   step.tokens = static_cast<int64_t>(token_ids.shape(0));
@@ -64,6 +88,7 @@ void run(Executable& executable, const Array<const int32_t, 1>& token_ids, const
     step.block_tables.push_back({table.data(), static_cast<int64_t>(table.shape(1))});
   }
   step.sampling = sampling_of(columns);
+  if (edits) step.edits = edits_of(*edits, static_cast<size_t>(step.sampling.count));
   std::vector<Binding> bindings;
   for (const auto& [buffer, array] : bound) {
     if (static_cast<int64_t>(array.shape(0)) != step.tokens || static_cast<int64_t>(array.shape(1)) != executable.buffer_width(buffer)) {
@@ -165,7 +190,8 @@ NB_MODULE(_kernels, m) {
           nb::arg("buffers"), nb::arg("kv_layers"), nb::arg("ops"))
       // Arrays are taken as they are or refused: a converted copy would swallow what is written to it.
       .def("run", &run, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("row_starts").noconvert(),
-           nb::arg("block_tables").noconvert(), nb::arg("sampling").noconvert(), nb::arg("bound").noconvert(), nb::arg("samples").noconvert())
+           nb::arg("block_tables").noconvert(), nb::arg("sampling").noconvert(), nb::arg("edits").noconvert().none(), nb::arg("bound").noconvert(),
+           nb::arg("samples").noconvert())
       .def("read_buffer", &read_buffer, nb::arg("buffer"), nb::arg("out").noconvert())
       .def_prop_ro("kv_bytes", &Executable::kv_bytes);
 

@@ -160,7 +160,7 @@ void Executable::sample(const OpCall& op, const Step& step, const SampleColumns&
     std::string& error = sample_errors_[static_cast<size_t>(s)];
     error.clear();
     try {
-      samplers_[static_cast<size_t>(thread)].sample(logits + s * width, step.sampling, s, samples);
+      samplers_[static_cast<size_t>(thread)].sample(logits + s * width, step.sampling, step.edits, s, samples);
     } catch (const EngineError& caught) {
       error = caught.what();
     }

@@ -52,13 +52,42 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_
 Sampler::Sampler(const KernelTable* kernels, int64_t vocabulary)
     : kernels_(kernels), vocabulary_(vocabulary), weights_(vocabulary), maxima_((vocabulary + lane_count - 1) / lane_count) {}
 
-void Sampler::sample(const float* logits, const SamplingColumns& columns, int64_t s, const SampleColumns& out) {
-  const LogitScan scan = kernels_->scan_logits(logits, vocabulary_);
-  if (scan.has_nan) fail("logits of sample ", s, " (position ", columns.positions[s], ") hold NaN; no token is chosen from them");
-  if (!std::isfinite(scan.largest)) fail("logits of sample ", s, " (position ", columns.positions[s], ") have ", scan.largest, " as their largest");
-  const int64_t token = choose(logits, columns, s, scan);
+void Sampler::sample(const float* logits, const SamplingColumns& columns, const LogitEdits& edits, int64_t s, const SampleColumns& out) {
+  const LogitScan raw = scan(logits, columns, s);
+  int64_t token;
+  if (edits.touch(s)) {
+    const float* changed = edited(logits, edits, s);
+    token = choose(changed, columns, s, scan(changed, columns, s));
+  } else {
+    token = choose(logits, columns, s, raw);
+  }
   out.tokens[s] = static_cast<int32_t>(token);
-  if (columns.logprob_counts[s] >= 0) report(logits, columns, s, scan, token, out);
+  if (columns.logprob_counts[s] >= 0) report(logits, columns, s, raw, token, out);
+}
+
+LogitScan Sampler::scan(const float* logits, const SamplingColumns& columns, int64_t s) const {
+  const LogitScan found = kernels_->scan_logits(logits, vocabulary_);
+  if (found.has_nan) fail("logits of sample ", s, " (position ", columns.positions[s], ") hold NaN; no token is chosen from them");
+  if (!std::isfinite(found.largest)) fail("logits of sample ", s, " (position ", columns.positions[s], ") have ", found.largest, " as their largest");
+  return found;
+}
+
+// A copy, so that log probabilities still see what came: masked ids become minus infinity, then the entries act one after the other.
+const float* Sampler::edited(const float* logits, const LogitEdits& edits, int64_t s) {
+  edited_.assign(logits, logits + vocabulary_);
+  if (edits.mask_rows[s] >= 0) {
+    const uint32_t* mask = edits.masks + edits.mask_rows[s] * edits.mask_width;
+    for (int64_t id = 0; id < vocabulary_; ++id) {
+      if ((mask[id / 32] >> (id % 32) & 1u) == 0) edited_[id] = -std::numeric_limits<float>::infinity();
+    }
+  }
+  for (int64_t i = edits.starts[s]; i < edits.starts[s + 1]; ++i) {
+    float& l = edited_[edits.ids[i]];
+    l += edits.biases[i];
+    l = l > 0.0f ? l / edits.penalties[i] : l * edits.penalties[i];
+    l -= edits.subtracts[i];
+  }
+  return edited_.data();
 }
 
 int64_t Sampler::choose(const float* logits, const SamplingColumns& columns, int64_t s, const LogitScan& scan) {

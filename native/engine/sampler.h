@@ -19,10 +19,13 @@ class Sampler {
  public:
   Sampler(const KernelTable* kernels, int64_t vocabulary);
 
-  // Sample `s` of `columns` from logits[vocabulary] into `out`. Throws EngineError if the logits hold NaN or nothing finite.
-  void sample(const float* logits, const SamplingColumns& columns, int64_t s, const SampleColumns& out);
+  // Sample `s` of `columns` from logits[vocabulary], changed by `edits`, into `out`. Log probabilities are of the logits as they came.
+  // Throws EngineError if the logits hold NaN or nothing finite, before or after.
+  void sample(const float* logits, const SamplingColumns& columns, const LogitEdits& edits, int64_t s, const SampleColumns& out);
 
  private:
+  LogitScan scan(const float* logits, const SamplingColumns& columns, int64_t s) const;
+  const float* edited(const float* logits, const LogitEdits& edits, int64_t s);
   int64_t choose(const float* logits, const SamplingColumns& columns, int64_t s, const LogitScan& scan);
   int64_t choose_filtered(const float* logits, const SamplingColumns& columns, int64_t s, float scale, float threshold);
   void collect(const float* logits, float scale, float threshold, int64_t count);
@@ -32,6 +35,7 @@ class Sampler {
   const KernelTable* kernels_;
   int64_t vocabulary_;
   std::vector<float> weights_;    // exp(l - largest l) [V]
+  std::vector<float> edited_;     // [V], made when the first edit comes
   std::vector<float> maxima_;     // of groups of 16 logits
   std::vector<uint64_t> ranked_;  // candidates as keys that sort best first: see rank_key
   std::vector<uint32_t> ids_;

@@ -49,6 +49,28 @@ void check_blocks(const Step& step, const Limits& limits) {
 
 }  // namespace
 
+void check_edits(const Step& step, int64_t vocabulary) {
+  const LogitEdits& edits = step.edits;
+  if (edits.starts == nullptr) return;
+  const int64_t count = step.sampling.count;
+  if (edits.mask_count > 0 && edits.mask_width != (vocabulary + 31) / 32) {
+    fail("masks are ", edits.mask_width, " words wide, ", vocabulary, " logits need ", (vocabulary + 31) / 32);
+  }
+  if (edits.starts[0] != 0 || edits.starts[count] != edits.entry_count) {
+    fail("starts of logit edits must run from 0 to their ", edits.entry_count, " entries, got ", edits.starts[0], " to ", edits.starts[count]);
+  }
+  for (int64_t s = 0; s < count; ++s) {
+    if (edits.starts[s] > edits.starts[s + 1]) fail("starts of logit edits must not fall: ", edits.starts[s + 1], " follows ", edits.starts[s]);
+    if (edits.mask_rows[s] < -1 || edits.mask_rows[s] >= edits.mask_count) {
+      fail("sample ", s, " has mask ", edits.mask_rows[s], ", there are ", edits.mask_count);
+    }
+  }
+  for (int64_t i = 0; i < edits.entry_count; ++i) {
+    if (edits.ids[i] < 0 || edits.ids[i] >= vocabulary) fail("logit edit ", i, " is of id ", edits.ids[i], ", expected 0 to ", vocabulary - 1);
+    if (!(edits.penalties[i] > 0.0f)) fail("logit edit ", i, " has penalty ", edits.penalties[i], ", expected above 0");
+  }
+}
+
 void check_step(const Step& step, const Limits& limits, int64_t vocabulary, int64_t top_count) {
   if (step.tokens > limits.tokens_max) fail("a step of ", step.tokens, " tokens, at most ", limits.tokens_max, " were allowed for");
   if (step.rows > limits.rows_max) fail("a step of ", step.rows, " rows, at most ", limits.rows_max, " were allowed for");

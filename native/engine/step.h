@@ -26,6 +26,22 @@ struct SamplingColumns {
   const int32_t* logprob_counts = nullptr;
 };
 
+// Changes of logits before a token is chosen (`lockstep.ops.step.LogitEdits`). Without any, starts is null.
+struct LogitEdits {
+  const int32_t* mask_rows = nullptr;  // [S], -1: every id may be chosen
+  const uint32_t* masks = nullptr;     // [mask_count, mask_width], bit id % 32 of word id / 32
+  int64_t mask_count = 0;
+  int64_t mask_width = 0;
+  const int32_t* starts = nullptr;  // [S + 1]: entries of sample s
+  const int32_t* ids = nullptr;     // [entry_count]
+  const float* biases = nullptr;
+  const float* penalties = nullptr;
+  const float* subtracts = nullptr;
+  int64_t entry_count = 0;
+
+  bool touch(int64_t s) const { return starts != nullptr && (mask_rows[s] >= 0 || starts[s] < starts[s + 1]); }
+};
+
 struct BlockTable {
   const int32_t* entries = nullptr;  // [R, width]
   int64_t width = 0;
@@ -48,11 +64,15 @@ struct Step {
   const int32_t* row_starts = nullptr;  // [R + 1]
   std::vector<BlockTable> block_tables;
   SamplingColumns sampling;
+  LogitEdits edits;
 };
 
 // Throws EngineError unless every count is within `limits`, every row's positions are consecutive from 0 up, every block that a row needs
 // is in its table and in the pool, and every sampled index is a token of the step. vocabulary: 0 where the program embeds nothing. top_count: how
 // many top ids a sample the outputs have room for.
 void check_step(const Step& step, const Limits& limits, int64_t vocabulary, int64_t top_count);
+
+// Throws EngineError unless masks are as wide as `vocabulary` logits need, and every mask row and id is there. vocabulary: of the logits.
+void check_edits(const Step& step, int64_t vocabulary);
 
 }  // namespace lockstep

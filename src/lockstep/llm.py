@@ -10,7 +10,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Number
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ from lockstep.errors import InvalidRequestError
 from lockstep.launch import launch_engine, load_tokenizer, resolve_model
 from lockstep.runtime.client import collect
 from lockstep.runtime.requests import choice_params
-from lockstep.text import TextStream, Tokenizer
+from lockstep.text import TextStream, Tokenizer, bad_word_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -138,6 +138,8 @@ class LLM:
 
     def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> _Job:
         text, ids = self._encode(prompt)
+        if params.bad_words:
+            params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *bad_word_ids(self._tokenizer, params.bad_words)))
         name = f"llm-{next(self._numbers)}"
         factory = self._running.factory
         requests = [factory.build(name, ids, choice_params(params, i), choice=i, priority=priority) for i in range(params.n)]
@@ -184,6 +186,7 @@ class _Job:
                 stop=tuple(params.stop),
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
                 prompt_tail=output.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
             )
             for _ in requests

@@ -28,7 +28,7 @@ TABLE: dict[str, Allowance] = {
     "backends": Allowance(("ops", "errors"), ("numpy",)),
     "models": Allowance(("ops", "errors"), ("numpy",)),
     "weights": Allowance(("models.spec", "ops", "errors"), ("numpy", "safetensors", "gguf")),
-    "sampling": Allowance(("ops", "core.params", "errors"), ("numpy", "llguidance")),
+    "sampling": Allowance(("ops", "core.params", "core.shaping", "errors"), ("numpy", "llguidance")),
     "spec": Allowance(("models", "sampling", "ops", "core", "errors"), ("numpy",)),
     "disagg": Allowance(("core", "errors"), ("numpy", "zmq")),
     "telemetry": Allowance(("core", "errors"), ("prometheus_client", "opentelemetry")),

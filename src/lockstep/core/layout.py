@@ -42,7 +42,7 @@ class BatchLayout:
     block_tags uint64 [R, W']: expected tag at the end of each full block below start, 0 beyond. tail_tags [R]: expected tag at start - 1 where that
     is inside a block, else 0.
     sample_row [Q], sample_starts [Q + 1] into S, sampling columns [S]; prompt_length, length_cap [Q]; stop_ids: one row a sampling row; side_hash
-    [Q].
+    [Q]. history: one row a sampling row, its known tokens where the request's shaping reads them, else nothing.
     draft_ids: one row a sampling row, the drafts being verified.
     """
 
@@ -68,6 +68,7 @@ class BatchLayout:
     length_cap: I32
     draft_ids: Ragged
     stop_ids: Ragged
+    history: Ragged
     side_hash: U64
     sides: tuple[Side, ...]
 
@@ -105,6 +106,8 @@ class BatchLayout:
             "draft_ids": self.draft_ids.values,
             "stop_ids.starts": self.stop_ids.starts,
             "stop_ids": self.stop_ids.values,
+            "history.starts": self.history.starts,
+            "history": self.history.values,
             "side_hash": self.side_hash,
         }
 

@@ -6,12 +6,16 @@ Names and defaults are vLLM's `SamplingParams`, so that scripts move over unchan
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.errors import InvalidRequestError
 
 SEED_LIMIT = 1 << 64
+BIAS_LIMIT = 100.0
+BIASES_MAX = 1024
+BAD_WORDS_MAX = 1024
+PENALTY_LIMIT = 2.0
 LOGPROBS_MAX = 20
 CHOICES_MAX = 128
 
@@ -28,6 +32,12 @@ class SamplingParams:
     max_tokens: most tokens to generate; None means up to the model's window.
     stop: strings that end the answer; they are not part of the text unless include_stop_str_in_output.
     stop_token_ids: token ids that end the answer; ignore_eos: the model's own end tokens do not.
+    min_tokens: of output before any of the above may end it: until then no end or stop token is chosen, and stop strings are not looked for.
+    repetition_penalty: above 0, at most 2; logits of tokens of prompt and output so far are divided by it where positive, else multiplied.
+    presence_penalty, frequency_penalty: -2 to 2; taken from the logits of tokens of the output so far, once, or once for each time it is there.
+    logit_bias: token id -> added to its logit, -100 to 100. allowed_token_ids: only these are chosen; None allows all.
+    bad_words: strings that the answer does not come to hold (as the tokenizer spells them, also behind a space); bad_words_token_ids: the same as
+    token ids, which whoever has the tokenizer fills in.
     logprobs: None, or how many of the best alternatives (0..20) to report beside each sampled token's log probability.
     skip_special_tokens: leave special tokens out of the text.
 
@@ -44,6 +54,14 @@ class SamplingParams:
     stop: tuple[str, ...] | list[str] | str = ()
     stop_token_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[str, ...] | list[str] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -62,26 +80,61 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, 1, (1 << 31) - 1)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
+        self._check_shaping()
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise InvalidRequestError(f"{name} must be true or false, got {value!r}", param=name)
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) and self.stop else _strings("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+
+    def _check_shaping(self) -> None:
+        _integer("min_tokens", self.min_tokens, 0, (1 << 31) - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}", param="min_tokens")
+        _number("repetition_penalty", self.repetition_penalty, 0.0, PENALTY_LIMIT)
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequestError("repetition_penalty must be above 0 and at most 2, got 0; 1 changes nothing", param="repetition_penalty")
+        _number("presence_penalty", self.presence_penalty, -PENALTY_LIMIT, PENALTY_LIMIT)
+        _number("frequency_penalty", self.frequency_penalty, -PENALTY_LIMIT, PENALTY_LIMIT)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidRequestError("allowed_token_ids must not be empty; leave it out to allow all", param="allowed_token_ids")
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        words = self.bad_words_token_ids
+        if not isinstance(words, Sequence) or len(words) > BAD_WORDS_MAX or not all(words):
+            raise InvalidRequestError(f"bad_words_token_ids must be at most {BAD_WORDS_MAX} lists of token ids", param="bad_words")
+        object.__setattr__(self, "bad_words_token_ids", tuple(_token_ids("bad_words_token_ids", word) for word in words))
 
 
-def _stop_strings(value: object) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else None
+def _biases(value: object) -> Mapping[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or len(value) > BIASES_MAX:
+        raise InvalidRequestError(f"logit_bias must be a mapping of at most {BIASES_MAX} token ids to numbers, got {value!r:.200}", param="logit_bias")
+    found: dict[int, float] = {}
+    for key, bias in value.items():
+        token = int(key) if isinstance(key, str) and key.isdecimal() else key
+        _integer("logit_bias", token, 0, (1 << 31) - 1)
+        _number("logit_bias", bias, -BIAS_LIMIT, BIAS_LIMIT)
+        found[token] = float(bias)
+    return found
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    strings = tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
     if strings is None or not all(isinstance(s, str) and s for s in strings):
-        raise InvalidRequestError(f"stop must be a non-empty string or a list of them, got {value!r}", param="stop")
-    return strings  # type: ignore[return-value]
+        raise InvalidRequestError(f"{name} must be a list of non-empty strings, got {value!r:.200}", param=name)
+    return strings
 
 
-def _token_ids(value: object) -> tuple[int, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise InvalidRequestError(f"stop_token_ids must be a list of token ids, got {value!r}", param="stop_token_ids")
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise InvalidRequestError(f"{name} must be a list of token ids, got {value!r:.200}", param=name)
     for item in value:
-        _integer("stop_token_ids", item, 0, (1 << 31) - 1)
+        _integer(name, item, 0, (1 << 31) - 1)
     return tuple(value)
 
 

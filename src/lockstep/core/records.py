@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lockstep.core.ragged import Ragged
 from lockstep.core.schema import ADMITTED
+from lockstep.core.shaping import PLAIN, Shaping
 from lockstep.core.types import F32, I32, I64, U8, U64
 
 Columns = dict[str, NDArray[Any]]
@@ -38,18 +39,19 @@ def _ragged() -> Ragged:
 class Side:
     """What an admission carries beside its columns, of a size that no column can have. `hash64` goes into the digest of every step that samples it.
 
-    stop_ids: token ids that end the request. cache_salt: prefix-cache blocks are shared only between equal salts.
+    stop_ids: token ids that end the request. shaping: what changes its logits. cache_salt: prefix-cache blocks are shared only between equal salts.
     extras: named byte strings for later use (grammar, bias, adapter); whoever adds one gives it a meaning here.
     """
 
     stop_ids: tuple[int, ...] = ()
+    shaping: Shaping = PLAIN
     cache_salt: bytes = b""
     extras: Mapping[str, bytes] = field(default_factory=dict)
 
     def hash64(self) -> int:
         """Of the whole record: the column `side_hash`."""
         extras = [part for key in sorted(self.extras) for part in (key.encode(), self.extras[key])]
-        return _hash64(np.array(self.stop_ids, np.int64).tobytes(), self.cache_salt, *extras)
+        return _hash64(np.array(self.stop_ids, np.int64).tobytes(), self.shaping.data(), self.cache_salt, *extras)
 
     def kv_salt(self) -> int:
         """Of what shapes KV besides tokens: the column `kv_salt`. Requests that may share blocks have it equal."""

@@ -315,9 +315,17 @@ class SlotTable:
             length_cap=c["length_cap"][sampled],
             draft_ids=Ragged.of([self.drafts[s, :d] for s, d in zip(sampled, drafts, strict=True)]) if drafts.any() else _empty_rows(len(sampled)),
             stop_ids=Ragged.of([self.sides[s].stop_ids for s in sampled]),
+            history=self._history(sampled),
             side_hash=c["side_hash"][sampled],
             sides=tuple(self.sides[s] for s in sampled),
         )
+
+    def _history(self, sampled: I32) -> Ragged:
+        """Known tokens of the slots whose shaping reads them, read again at each step (PROTOCOL.md 8)."""
+        reads = [self.sides[s].shaping.reads_history for s in sampled]
+        if not any(reads):
+            return _empty_rows(len(sampled))
+        return Ragged.of([self.tokens[s, : self.columns["known"][s] if read else 0] for s, read in zip(sampled, reads, strict=True)])
 
     def _sequence(self, slot: I32, start: I32, known: I32, row: NDArray[np.intp], position: I32) -> tuple[I32, U64, I32]:
         """Token ids, tags and marks at `position` of each row: known tokens from the table, what lies behind them from the drafts.

@@ -9,8 +9,29 @@ from numpy.typing import NDArray
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitEdits:
+    """Changes of logits before tokens are chosen; log probabilities are of the logits without them.
+
+    mask_rows: int32 [S], a row of masks, or -1 where every id may be chosen. masks: uint32 [M, ceil(V / 32)], bit id % 32 of word id // 32 is set for
+    an id that may be. starts: int32 [S + 1]: sample s has entries starts[s] .. starts[s + 1] of ids int32 [E], in [0, V), and biases, penalties
+    (above 0) and subtracts, float32 [E]. An id may have several. In float32, masked ids first, then entry by entry:
+
+        l = -inf where the mask has no bit;  l = l + bias;  l = l / penalty if l > 0 else l * penalty;  l = l - subtract
+    """
+
+    mask_rows: I32
+    masks: U32
+    starts: I32
+    ids: I32
+    biases: F32
+    penalties: F32
+    subtracts: F32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +41,7 @@ class SamplingInputs:
     index: int32, which of the step's T tokens has the hidden state to sample from.
     seeds: uint64. positions: int32, the position that the sampled token will have (index's position + 1).
     temperatures, top_ps, min_ps: float32. top_ks: int32, 0 keeps all. logprob_counts: int32, -1 none, else the number of top ids to report.
+    edits: None if no logits are changed.
     """
 
     index: I32
@@ -30,6 +52,7 @@ class SamplingInputs:
     top_ps: F32
     min_ps: F32
     logprob_counts: I32
+    edits: LogitEdits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

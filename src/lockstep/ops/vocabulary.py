@@ -89,7 +89,8 @@ OPS: dict[str, OpSpec] = {
         (),
         (),
         "For each of the S positions chooses a token from logits[S, V] by the step's sampling columns, see `step.StepInputs`; "
-        "writes the step's outputs. temperature 0: the largest logit, lowest id on a tie. Otherwise l = logits / temperature (one float32 "
+        "writes the step's outputs. First the logits are changed by the step's edits, see `step.LogitEdits`; none may be left without a finite one. "
+        "temperature 0: the largest logit, lowest id on a tie. Otherwise l = logits / temperature (one float32 "
         "multiplication by the float32 reciprocal); "
         "p = softmax(l); keep ids with p >= min_p * max(p); of these the top_k largest l; of these, in descending order of l (ties: lower "
         "id first), the shortest prefix "
@@ -97,6 +98,6 @@ OPS: dict[str, OpSpec] = {
         "gumbel = -log(-log(u)), u = ((x >> 8) + 0.5) * 2**-24 computed exactly (it needs 25 bits: in float32 the largest would round to "
         "1) with x the first word of Philox4x32-10, "
         "key (seed low, seed high), counter (position, id, stream 0, 0). "
-        "logprobs: log_softmax of the raw logits at the chosen token and, best first, at the top ids.",
+        "logprobs: log_softmax of the logits as they came, without edits, at the chosen token and, best first, at the top ids.",
     ),
 }

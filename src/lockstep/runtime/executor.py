@@ -12,8 +12,9 @@ from lockstep.core.types import F32
 from lockstep.errors import InternalError
 from lockstep.ops.backend import Executable
 from lockstep.ops.program import Program
-from lockstep.ops.step import SamplingInputs, StepInputs
+from lockstep.ops.step import LogitEdits, SamplingInputs, StepInputs
 from lockstep.runtime.stage import Sampled
+from lockstep.sampling.shaper import ShapedRow, Shaper
 
 
 class ProgramExecutor:
@@ -22,6 +23,8 @@ class ProgramExecutor:
     def __init__(self, program: Program, executable: Executable) -> None:
         self._program = program
         self.executable = executable
+        widths = [program.buffers[op.inputs[0]].width for op in program.ops if op.kind == "sample"]
+        self._shaper = Shaper(widths[0]) if widths else None
 
     def execute(self, layout: BatchLayout, tensors: Mapping[str, F32]) -> Mapping[str, F32] | Sampled:
         """Outputs are fresh arrays, so whoever sends them owns them until they are sent."""
@@ -29,7 +32,8 @@ class ProgramExecutor:
         if set(tensors) != set(program.inputs):
             raise InternalError(f"step {layout.step}: the stage needs activations {program.inputs}, got {sorted(tensors)}")
         outputs = {name: np.empty((layout.token_count, program.buffers[name].width), np.float32) for name in program.outputs}
-        samples = self.executable.run(step_inputs(layout), tensors, outputs)
+        edits = None if self._shaper is None else self._shaper.edits(shaped_rows(layout))
+        samples = self.executable.run(step_inputs(layout, edits), tensors, outputs)
         if not program.samples:
             return outputs
         if samples is None:
@@ -40,7 +44,26 @@ class ProgramExecutor:
         return Sampled(tokens=samples.tokens, logprobs=columns)
 
 
-def step_inputs(layout: BatchLayout) -> StepInputs:
+def shaped_rows(layout: BatchLayout) -> list[ShapedRow]:
+    """The sampling rows, or none of them if nobody's logits are changed."""
+    if all(side.shaping.is_plain for side in layout.sides):
+        return []
+    return [
+        ShapedRow(
+            slot=int(layout.slot[row]),
+            generation=int(layout.generation[row]),
+            shaping=side.shaping,
+            prompt_length=int(layout.prompt_length[i]),
+            known=int(layout.known[row]),
+            prefix=layout.history.row(i),
+            drafts=layout.draft_ids.row(i).tolist(),
+            stop_ids=layout.stop_ids.row(i).tolist(),
+        )
+        for i, (row, side) in enumerate(zip(layout.sample_row.tolist(), layout.sides, strict=True))
+    ]
+
+
+def step_inputs(layout: BatchLayout, edits: LogitEdits | None = None) -> StepInputs:
     """The layout's arrays under the names that programs use; no copies."""
     s = layout.sampling
     return StepInputs(
@@ -57,5 +80,6 @@ def step_inputs(layout: BatchLayout) -> StepInputs:
             top_ps=s.top_p,
             min_ps=s.min_p,
             logprob_counts=s.logprob_count,
+            edits=edits,
         ),
     )

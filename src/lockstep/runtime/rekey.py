@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Columns, Side, StepPlan, StepResult
+from lockstep.core.shaping import Shaping
 from lockstep.core.snapshot import TableSnapshot
 from lockstep.core.types import I32, U64
 
-_IDS = re.compile(r"(layout\.(token_ids|draft_ids|stop_ids)|plan\.admissions\.tokens|result \d+\.(tokens|drafts))$")
+_IDS = re.compile(r"(layout\.(token_ids|draft_ids|stop_ids|history)|plan\.admissions\.tokens|result \d+\.(tokens|drafts))$")
 _WORDS = re.compile(r"(layout\.side_hash|plan\.admissions\.(side_hash|kv_salt))$")
 _TAGS = re.compile(r"layout\.(tags|block_tags|tail_tags)$")
 
@@ -76,7 +77,20 @@ class Rekey:
     def side(self, side: Side) -> Side:
         extras = {name: self._hash(value, 16, b"extra") for name, value in side.extras.items()}
         salt = self._hash(side.cache_salt, 16, b"salt") if side.cache_salt else b""
-        return Side(stop_ids=tuple(self.ids(np.array(side.stop_ids, np.int64)).tolist()), cache_salt=salt, extras=extras)
+        return Side(stop_ids=self._listed(side.stop_ids), shaping=self.shaping(side.shaping), cache_salt=salt, extras=extras)
+
+    def shaping(self, shaping: Shaping) -> Shaping:
+        """Numbers stay, ids do not."""
+        biased = zip(self._listed([token for token, _ in shaping.logit_bias]), shaping.logit_bias, strict=True)
+        return dataclasses.replace(
+            shaping,
+            logit_bias=tuple((token, bias) for token, (_, bias) in biased),
+            allowed_token_ids=self._listed(shaping.allowed_token_ids),
+            bad_words=tuple(self._listed(word) for word in shaping.bad_words),
+        )
+
+    def _listed(self, ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.ids(np.array(ids, np.int64)).tolist())
 
     def _ragged(self, rows: Ragged) -> Ragged:
         return Ragged(starts=rows.starts, values=self.ids(rows.values))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from lockstep.core.digest import mix64
 from lockstep.core.params import SEED_LIMIT, SamplingParams
 from lockstep.core.records import Side
 from lockstep.core.request import EngineRequest
+from lockstep.core.shaping import Shaping
 from lockstep.errors import InvalidRequestError
 
 TEMPERATURE_LEAST = 1e-5
@@ -79,10 +80,7 @@ class RequestFactory:
                 f"ask for at most {most} tokens",
                 param="max_tokens",
             )
-        if params.stop_token_ids and max(params.stop_token_ids) >= self.limits.vocab_size:
-            raise InvalidRequestError(
-                f"stop_token_ids must be below the vocabulary's {self.limits.vocab_size}, got {max(params.stop_token_ids)}", param="stop_token_ids"
-            )
+        self._check_ids(params)
         stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.limits.eos_ids))
         return EngineRequest(
             request_id=f"{request_id}#{choice}",
@@ -96,8 +94,21 @@ class RequestFactory:
             logprob_count=-1 if params.logprobs is None else params.logprobs,
             priority=priority,
             sibling_of=f"{request_id}#0" if choice else None,
-            side=Side(stop_ids=tuple(sorted(stop_ids))),
+            side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=_shaping(params, stop_ids)),
         )
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        named: dict[str, Sequence[int]] = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": tuple(params.logit_bias or ()),
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "bad_words": tuple(token for word in params.bad_words_token_ids for token in word),
+        }
+        for name, ids in named.items():
+            if ids and max(ids) >= self.limits.vocab_size:
+                raise InvalidRequestError(f"{name} must be below the vocabulary's {self.limits.vocab_size}, got {max(ids)}", param=name)
+        if params.bad_words and not params.bad_words_token_ids:
+            raise InvalidRequestError("bad_words are text, and nobody has looked up their tokens; give bad_words_token_ids instead", param="bad_words")
 
     def _checked_prompt(self, ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         if len(ids) == 0:
@@ -113,6 +124,24 @@ class RequestFactory:
             found = f"got {int(wide[bad[0]])} at index {int(bad[0])}" if wide.ndim == 1 else f"got an array of shape {wide.shape}"
             raise InvalidRequestError(f"prompt token ids must be from 0 to {self.limits.vocab_size - 1}, {found}", param="prompt")
         return wide.astype(np.int32)
+
+
+def _shaping(params: SamplingParams, stop_ids: Collection[int]) -> Shaping:
+    """Raises InvalidRequestError where it would leave nothing to choose from."""
+    shaping = Shaping(
+        repetition_penalty=float(params.repetition_penalty),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        min_tokens=params.min_tokens,
+        logit_bias=tuple(sorted((params.logit_bias or {}).items())),
+        allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
+        bad_words=tuple(dict.fromkeys(params.bad_words_token_ids)),
+    )
+    never = {word[0] for word in shaping.bad_words if len(word) == 1}
+    for name, taken in (("bad_words", never), ("min_tokens", never.union(stop_ids if shaping.min_tokens else ()))):
+        if shaping.allowed_token_ids and taken.issuperset(shaping.allowed_token_ids):
+            raise InvalidRequestError(f"allowed_token_ids leave no token once {name} has taken its own away; allow others", param="allowed_token_ids")
+    return shaping
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:

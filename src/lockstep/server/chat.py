@@ -46,7 +46,7 @@ async def _plans(context: ServerContext, request: ChatRequest, identity: AnswerI
         add_special_tokens=bool(request.add_special_tokens),
     )
     token_count_max = tokens_max(budget, len(prompt), context.client.max_model_len)
-    params = sampling_params(request, token_count_max=token_count_max, logprobs=logprobs, vocab_size=tokenizer.vocab_size)
+    params = sampling_params(request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer)
     return [
         ChoicePlan(
             index=choice,

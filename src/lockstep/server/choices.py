@@ -59,6 +59,7 @@ async def choice_pieces(client: EngineClient, tokenizer: Tokenizer, plan: Choice
         stop=params.stop,
         include_stop=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
         prompt_tail=plan.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
     )
     events = client.generate(plan.request_id, plan.prompt_token_ids, params, choice=plan.choice, priority=plan.priority)

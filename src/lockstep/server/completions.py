@@ -54,7 +54,7 @@ async def _plans(context: ServerContext, request: CompletionRequest, identity: A
     )
     for prompt_index, prompt in enumerate(prompts):
         token_count_max = tokens_max(budget, len(prompt), window)
-        params = sampling_params(request, token_count_max=token_count_max, logprobs=logprobs, vocab_size=tokenizer.vocab_size)
+        params = sampling_params(request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer)
         for choice in range(params.n):
             plans.append(
                 ChoicePlan(

@@ -9,6 +9,7 @@ from lockstep.core.params import SEED_LIMIT, SamplingParams
 from lockstep.errors import InvalidRequestError
 from lockstep.server.errors import ContextLengthError
 from lockstep.server.requests import ChatRequest, CompletionRequest, GenerationRequest
+from lockstep.text import Tokenizer, bad_word_ids
 
 COMPLETION_TOKENS_DEFAULT = 16
 PRIORITY_LIMIT = 1 << 31
@@ -80,11 +81,13 @@ def _within(count: int | None, name: str, most: int) -> int | None:
     return count
 
 
-def sampling_params(request: GenerationRequest, *, token_count_max: int, logprobs: int | None, vocab_size: int) -> SamplingParams:
-    """The request's parameters. Raises InvalidRequestError naming the field that is out of range."""
-    for token_id in request.stop_token_ids or ():
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"stop_token_ids must be ids from 0 to {vocab_size - 1}, got {token_id}", param="stop_token_ids")
+def sampling_params(request: GenerationRequest, *, token_count_max: int, logprobs: int | None, tokenizer: Tokenizer) -> SamplingParams:
+    """The request's parameters; bad words become tokens here. Raises InvalidRequestError naming the field that is out of range."""
+    vocab_size, bad_words = tokenizer.vocab_size, tuple(request.bad_words or ())
+    for name, ids in (("stop_token_ids", request.stop_token_ids), ("allowed_token_ids", request.allowed_token_ids)):
+        for token_id in ids or ():
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(f"{name} must be ids from 0 to {vocab_size - 1}, got {token_id}", param=name)
     return SamplingParams(
         n=_given(request.n, 1),
         temperature=_given(request.temperature, 1.0),
@@ -96,10 +99,28 @@ def sampling_params(request: GenerationRequest, *, token_count_max: int, logprob
         stop=() if request.stop is None else request.stop,
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=_given(request.ignore_eos, False),
+        min_tokens=_given(request.min_tokens, 0),
+        repetition_penalty=_given(request.repetition_penalty, 1.0),
+        presence_penalty=_given(request.presence_penalty, 0.0),
+        frequency_penalty=_given(request.frequency_penalty, 0.0),
+        logit_bias=_biases(request.logit_bias, vocab_size),
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words=bad_words,
+        bad_words_token_ids=bad_word_ids(tokenizer, bad_words),
         logprobs=logprobs,
         include_stop_str_in_output=_given(request.include_stop_str_in_output, False),
         skip_special_tokens=_given(request.skip_special_tokens, True),
     )
+
+
+def _biases(biases: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    """OpenAI's keys are token ids as strings."""
+    found: dict[int, float] = {}
+    for key, bias in (biases or {}).items():
+        if not key.isdecimal() or int(key) >= vocab_size:
+            raise InvalidRequestError(f"logit_bias must have token ids from 0 to {vocab_size - 1} for keys, got {key!r:.60}", param="logit_bias")
+        found[int(key)] = bias
+    return found or None
 
 
 def params_of_choice(params: SamplingParams, choice: int) -> SamplingParams:

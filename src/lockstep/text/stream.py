@@ -38,13 +38,15 @@ class TextStream:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         prompt_tail: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
-        """prompt_tail: the last tokens of the prompt where the text is to go on from it. Then it does not begin a text, whose first space some
+        """min_tokens: stop strings are not looked for in the text of so many first tokens. prompt_tail: the last tokens of the prompt where the text is to go on from it. Then it does not begin a text, whose first space some
         tokenizers drop. A character that begins there and ends in the answer belongs to the answer."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._pieces = tokenizer.spelling.stream()
         self._scanner = StopScanner(stop, include_stop=include_stop)
+        self._unscanned = min_tokens
         self._finished = False
         for token_id in prompt_tail:
             self._text_of(token_id)
@@ -58,7 +60,9 @@ class TextStream:
         for token_id in token_ids:
             if self._scanner.found is not None:
                 break
-            texts.append(self._scanner.push(self._text_of(token_id)))
+            text = self._text_of(token_id)
+            texts.append(self._scanner.push(text) if self._unscanned <= 0 else text)
+            self._unscanned -= 1
             count += 1
         return TextDelta(text="".join(texts), token_count=count, stopped=self._scanner.found)
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from lockstep.ops.step import F32, I32, U64
 
 Columns = tuple[I32, U64, I32, F32, I32, F32, F32, I32]
+Edits = tuple[I32, NDArray[np.uint32], I32, I32, F32, F32, F32]
 Samples = tuple[I32, F32, I32, F32]
 
 class EngineError(Exception): ...
@@ -73,6 +74,7 @@ class Executable:
         row_starts: I32,
         block_tables: list[I32],
         sampling: Columns,
+        edits: Edits | None,
         bound: list[tuple[int, F32]],
         samples: Samples,
     ) -> None: ...

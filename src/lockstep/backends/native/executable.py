@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.backends.native import _kernels
 from lockstep.errors import InternalError
 from lockstep.ops.program import Program
-from lockstep.ops.step import F32, SampleOutputs, SamplingInputs, StepInputs
+from lockstep.ops.step import F32, LogitEdits, SampleOutputs, SamplingInputs, StepInputs
 
 
 class NativeExecutable:
@@ -38,6 +38,7 @@ class NativeExecutable:
                 row_starts=inputs.row_starts,
                 block_tables=list(inputs.block_tables),
                 sampling=_columns(sampling),
+                edits=_edits(sampling.edits),
                 bound=[(self._index[name], array) for name, array in self._bound.items()],
                 samples=(samples.tokens, samples.logprobs, samples.top_ids, samples.top_logprobs),
             )
@@ -115,10 +116,18 @@ def _columns(sampling: SamplingInputs) -> _kernels.Columns:
     )
 
 
+def _edits(edits: LogitEdits | None) -> _kernels.Edits | None:
+    if edits is None:
+        return None
+    return (edits.mask_rows, edits.masks, edits.starts, edits.ids, edits.biases, edits.penalties, edits.subtracts)
+
+
 def _describe(inputs: StepInputs, bound: Mapping[str, F32]) -> str:
     sampling = inputs.sampling
     arrays = {name: getattr(inputs, name) for name in ("token_ids", "positions", "row_starts")}
     arrays |= {f"block_tables[{i}]": table for i, table in enumerate(inputs.block_tables)}
-    arrays |= {f"sampling.{name}": getattr(sampling, name) for name in sampling.__dataclass_fields__}
+    arrays |= {f"sampling.{name}": getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "edits"}
+    if sampling.edits is not None:
+        arrays |= {f"edits.{name}": getattr(sampling.edits, name) for name in sampling.edits.__dataclass_fields__}
     arrays |= bound
     return ", ".join(f"{name} {array.dtype}{list(array.shape)}{'' if array.flags.c_contiguous else ' strided'}" for name, array in arrays.items())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.backends.reference.invariant import elementwise, fold, rows_times_matrix
-from lockstep.backends.reference.sampling import choose_token, log_probabilities
+from lockstep.backends.reference.sampling import choose_token, edit_logits, log_probabilities
 from lockstep.ops.backend import DType
 from lockstep.ops.step import SampleOutputs, SamplingInputs
 
@@ -152,7 +152,7 @@ def sample(call: Call) -> SampleOutputs:
     (logits_SV,), columns = call.inputs, call.step.sampling
     tokens = [
         choose_token(
-            logits_SV[index],
+            logits_SV[index] if columns.edits is None else edit_logits(logits_SV[index], columns.edits, index),
             seed=int(columns.seeds[index]),
             position=int(columns.positions[index]),
             temperature=float(columns.temperatures[index]),

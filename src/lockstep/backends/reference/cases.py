@@ -7,7 +7,7 @@ Widths are odd on purpose where the op allows it. Knows how to make inputs; does
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.ops.backend import Backend, DType, Limits
 from lockstep.ops.program import Program, ProgramBuilder
-from lockstep.ops.step import F32, SampleOutputs, SamplingInputs, StepInputs
+from lockstep.ops.step import F32, LogitEdits, SampleOutputs, SamplingInputs, StepInputs
 
 _BLOCK_SIZE = 4
 _BLOCK_COUNT = 64
@@ -138,7 +138,36 @@ def sample_case(seed: int) -> OpCase:
     x, logits = builder.input(builder.buffer("x", "T", vocabulary)), builder.buffer("logits", "S", vocabulary)
     builder.call("select", (x,), (logits,))
     builder.call("sample", (logits,))
-    return _case(draw, builder, [_step(draw, lengths=(16, 16), widths={"x": vocabulary}, scale=3.0)], ())
+    plain = _step(draw, lengths=(16, 16), widths={"x": vocabulary}, scale=3.0)
+    step = _step(draw, lengths=(16, 16), widths={"x": vocabulary}, scale=3.0)
+    sampling = replace(step.inputs.sampling, edits=_edits(draw, 32, vocabulary))
+    return _case(draw, builder, [plain, replace(step, inputs=replace(step.inputs, sampling=sampling))], ())
+
+
+def _edits(draw: np.random.Generator, samples: int, vocabulary: int) -> LogitEdits:
+    """By turns nothing, a mask, entries, both. Some ids have several entries, some are taken away; some masks leave a few ids, down to one."""
+    masks = (draw.integers(0, 1 << 32, (3, -(-vocabulary // 32)), dtype=np.uint64)).astype(np.uint32)
+    masks[1] = 0
+    masks[1, 0] = 0b1011
+    masks[2] = 0
+    masks[2, (vocabulary - 1) // 32] = 1 << (vocabulary - 1) % 32
+    turn = np.arange(samples) % 4
+    counts = np.where(turn >= 2, draw.integers(1, 3 * vocabulary, samples), 0)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    entries = int(starts[-1])
+    ids = draw.integers(0, vocabulary, entries)
+    biases = draw.choice(np.array([0.0, 2.5, -3.0, -np.inf], np.float32), entries, p=(0.5, 0.3, 0.19, 0.01))
+    biases[ids < 4] = 1.0
+    biases[ids == vocabulary - 1] = 1.0
+    return LogitEdits(
+        mask_rows=np.where(turn % 2 == 1, np.arange(samples) // 4 % 3, -1).astype(np.int32),
+        masks=masks,
+        starts=starts,
+        ids=ids.astype(np.int32),
+        biases=biases,
+        penalties=draw.choice(np.array([1.0, 1.3, 0.8], np.float32), entries),
+        subtracts=draw.choice(np.array([0.0, 0.75, -0.5], np.float32), entries),
+    )
 
 
 def _attention_case(seed: int, watched: tuple[str, ...]) -> OpCase:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.errors import InternalError
 from lockstep.ops.backend import Limits
 from lockstep.ops.program import Program
-from lockstep.ops.step import F32, StepInputs
+from lockstep.ops.step import F32, LogitEdits, StepInputs
 
 
 def check_step(program: Program, limits: Limits, inputs: StepInputs) -> None:
@@ -68,6 +68,20 @@ def _check_sampling(inputs: StepInputs, tokens: int, samples: int) -> None:
         if getattr(sampling, name).shape != (samples,):
             raise InternalError(f"sampling.{name} must have shape {(samples,)}, got {getattr(sampling, name).shape}")
     _check_range("sampling.index", sampling.index, tokens)
+    if sampling.edits is not None:
+        _check_edits(sampling.edits, samples)
+
+
+def _check_edits(edits: LogitEdits, samples: int) -> None:
+    """All but the width of the vocabulary, which the op knows."""
+    if edits.mask_rows.shape != (samples,) or edits.starts.shape != (samples + 1,) or (np.diff(edits.starts) < 0).any():
+        raise InternalError(f"logit edits of {samples} samples have mask_rows {edits.mask_rows.shape} and starts {edits.starts.tolist()[:8]}")
+    for name in ("ids", "biases", "penalties", "subtracts"):
+        if getattr(edits, name).shape != (int(edits.starts[-1]),):
+            raise InternalError(f"edits.{name} must have {edits.starts[-1]} entries, got {getattr(edits, name).shape}")
+    _check_range("edits.mask_rows", edits.mask_rows[edits.mask_rows != -1], len(edits.masks))
+    if not (edits.penalties > 0).all():
+        raise InternalError(f"edits.penalties must be above 0, got {edits.penalties.min()}")
 
 
 def _check_range(what: str, values: NDArray[np.int32], count: int) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.backends.reference.invariant import elementwise, fold
-from lockstep.ops.step import F32, I32, SampleOutputs
+from lockstep.ops.step import F32, I32, LogitEdits, SampleOutputs
 
 _MASK = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
@@ -38,6 +38,19 @@ def gumbel(seed: int, position: int, ids: NDArray[np.int64]) -> F32:
     first, *_ = philox((zeros + np.uint64(position), ids.astype(np.uint64), zeros, zeros), (seed & 0xFFFFFFFF, seed >> 32))
     u = ((first >> np.uint64(8)).astype(np.float64) + 0.5) * 2.0**-24
     return (-np.log(-np.log(u))).astype(np.float32)
+
+
+def edit_logits(logits_V: Tensor, edits: LogitEdits, index: int) -> Tensor:
+    """The logits of sample `index` as its edits leave them, float32; see `ops.step.LogitEdits`."""
+    edited_V = logits_V.clone()
+    if edits.mask_rows[index] >= 0:
+        allowed = np.unpackbits(edits.masks[edits.mask_rows[index]].view(np.uint8), bitorder="little")[: edited_V.numel()]
+        edited_V[torch.from_numpy(allowed == 0).to(edited_V.device)] = float("-inf")
+    for entry in range(int(edits.starts[index]), int(edits.starts[index + 1])):
+        value = edited_V[edits.ids[entry]].cpu().numpy() + edits.biases[entry]
+        value = value / edits.penalties[entry] if value > 0 else value * edits.penalties[entry]
+        edited_V[edits.ids[entry]] = float(np.float32(value - edits.subtracts[entry]))
+    return edited_V
 
 
 def choose_token(logits_V: Tensor, *, seed: int, position: int, temperature: float, top_k: int, top_p: float, min_p: float) -> int:

@@ -28,7 +28,7 @@ from lockstep.runtime.messages import (
     StepColumns,
 )
 
-VERSION = 2
+VERSION = 3
 """Of the wire format; part of the handshake."""
 
 MESSAGES: tuple[type[Any], ...] = (
