@@ -11,15 +11,17 @@ from pathlib import Path
 
 
 def append(path: Path | None, rows: Sequence[Mapping[str, object]]) -> None:
-    """path: None writes nothing. Raises ValueError if the file has other columns."""
+    """path: None writes nothing. A file with other columns stays as it is, and the rows go into one beside it."""
     if path is None or not rows:
         return
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     of = {"cores": os.cpu_count(), "machine": platform.machine(), "cpu": _cpu(), "commit": commit}
     columns = [*rows[0], *of]
     is_new = not path.exists()
-    if not is_new and (found := path.read_text().partition("\n")[0].split(",")) != columns:
-        raise ValueError(f"{path} has the columns {found}, these figures have {columns}; name another file")
+    if not is_new and path.read_text().partition("\n")[0].split(",") != columns:
+        path = path.with_name(f"{path.stem}-{commit}.csv")
+        print(f"the file has other columns; the rows go into {path}")
+        is_new = not path.exists()
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, columns)
         if is_new:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import re
 import signal
@@ -140,7 +141,8 @@ def next_token_s(run: Run) -> Iterator[list[float]]:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    return {"median": round(statistics.median(values), 3), "max": round(max(values), 3)} if values else {}
+    """NaN without values, so that every row has the same columns."""
+    return {"median": round(statistics.median(values), 3), "max": round(max(values), 3)} if values else {"median": math.nan, "max": math.nan}
 
 
 def measure(url: str, server: int, arguments: argparse.Namespace) -> dict[str, object]:
@@ -170,6 +172,7 @@ def measure(url: str, server: int, arguments: argparse.Namespace) -> dict[str, o
         "rounds": arguments.rounds,
         "seed": arguments.seed,
         "signals": signals,
+        "signals_under_streams": len(any_s),
         "restarts": health["restarts"],
         "mismatches": mismatches,
         "errors": errors,

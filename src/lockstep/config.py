@@ -33,8 +33,7 @@ class EngineConfig:
     backend: "native" or "reference" (torch). instruction_set: of the native backend; None picks the best this CPU has.
     heartbeat_timeout_s: a stage that is silent for longer is lost. step_timeout_s: a step without a result for longer is stalled.
     startup_timeout_s: stages must be ready by then.
-    max_restarts: failures within ten minutes, or in a row without a token, after which the engine begins a new epoch and goes on; one more ends it, so 0
-    is no recovery.
+    max_restarts: failures within ten minutes, or in a row without a token, that the engine recovers from; one more ends it, so 0 is no recovery.
     restart_backoff_s: wait before the second restart without a token in between, doubled each time.
     runtime_checks: digests, checksums, provenance and the delivery ledger; False is for benchmarks of their cost only.
 

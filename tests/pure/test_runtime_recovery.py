@@ -69,9 +69,11 @@ class Records:
 
     def __init__(self) -> None:
         self.errors: list[LockstepError] = []
+        self.then: Callable[[LockstepError], None] = lambda _: None
 
     def dump(self, *, incident: str, error: LockstepError, unresolved: Sequence[StepPlan], columns: Mapping[int, Columns]) -> Path | None:
         self.errors.append(error)
+        self.then(error)
         return None
 
     def close(self) -> None: ...
@@ -87,6 +89,7 @@ class Run:
         *,
         policy: RestartPolicy | None = None,
         dumper: Dumper | None = None,
+        turns: int = 10,
         note: Callable[[EngineLoop], None] = lambda _: None,
         **changes: Any,
     ) -> None:
@@ -110,7 +113,7 @@ class Run:
             if len(self.ends) == len(requests):
                 break
             self.loop.turn(0.0)
-        for _ in range(10):
+        for _ in range(turns):
             self.loop.turn(0.0)
 
     def _take(self, events: list[TokenEvent]) -> None:
@@ -171,8 +174,8 @@ def test_restarts_long_ago_do_not_count() -> None:
 
 def test_engine_that_fails_again_and_again_without_a_token_ends_however_slowly_it_fails() -> None:
     """Each failure takes longer than the window, as a stage that dies late in its start does."""
-    with pytest.raises(StageLostError):
-        Run(at(range(2000), lambda: StageLostError("x")), some_requests(1), policy=RestartPolicy(most=5, window_s=0.5))
+    with pytest.raises(LinkError):
+        Run(at(range(2000), lambda: LinkError("x")), some_requests(1), policy=RestartPolicy(most=5, window_s=0.5))
 
 
 def test_backoff_above_the_usual_most_is_kept() -> None:
@@ -303,6 +306,145 @@ def test_delivery_that_does_not_fit_ends_its_request_and_no_other() -> None:
     run = Run(fault, requests, asynchronous=False, stage_count=1)
     run.check_right(requests[1:])
     assert isinstance(run.ends["wrong"].error, LedgerError)
+    assert run.loop.counts.restarts == 1
+
+
+@pytest.mark.parametrize("name", ["ends", "goes on"])
+def test_mistake_between_booking_and_telling_ends_the_step_s_requests_once_each_and_nobody_else(name: str) -> None:
+    """Ledger and scheduler have taken the result, or a part of it, when something raises; one of its requests even ended in it."""
+    requests = [make_request("ends", [4, 5], 6), make_request("goes on", [6, 7], 20), make_request("late", [1, 2, 3], 9)]
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 1:
+            scheduler = driver_of(cluster).scheduler
+            accept = scheduler._accept
+
+            def fails_once(request: Any, result: StepResult, row: int) -> Any:
+                delivery = accept(request, result, row)
+                if request.spec.request_id == name and result.finishes.any():
+                    del scheduler._accept
+                    raise AssertionError("blocks do not add up")
+                return delivery
+
+            scheduler._accept = fails_once  # type: ignore[method-assign]
+
+    run = Run(fault, requests, asynchronous=False, stage_count=1, slot_count=2)
+    run.check_right(requests[2:])
+    assert [type(run.ends[request.request_id].error) for request in requests[:2]] == [InternalError] * 2
+    assert run.loop.counts.restarts == 1
+    for request in requests[:2]:
+        whole = closed_form(request, layer_count=LAYER_COUNT, vocabulary=VOCABULARY)
+        assert run.tokens[request.request_id] == whole[: len(run.tokens[request.request_id])]
+
+
+def test_requests_that_cannot_be_taken_end_alone_also_while_the_engine_recovers() -> None:
+    requests = some_requests(3)
+    records = Records()
+    broken = [make_request(f"broken {i}", [1, 2, 3], -2) for i in range(3)]
+    ends: list[TokenEvent] = []
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 4:
+            runs[0].submit(broken[0], ends.extend)
+            raise StageLostError("stage 1 has ended")
+
+    def submit_more(error: LockstepError) -> None:
+        if isinstance(error, StageLostError):
+            for request in broken[1:]:
+                runs[0].submit(request, ends.extend)
+
+    runs: list[EngineLoop] = []
+    records.then = submit_more
+    run = Run(fault, requests, note=runs.append, dumper=records)
+    run.check_right(requests)
+    assert [(event.request_id, type(event.error)) for event in ends] == [(request.request_id, InternalError) for request in broken]
+    assert run.loop.counts.restarts == 1
+
+
+def test_abort_that_fails_while_the_engine_recovers_still_ends_its_request() -> None:
+    requests = some_requests(4)
+    records = Records()
+
+    def abort_badly(error: LockstepError) -> None:
+        if isinstance(error, StageLostError):
+            scheduler = runs[0].driver.scheduler
+            scheduler.abort, right = lambda name: fails(scheduler, name), scheduler.abort  # type: ignore[method-assign]
+            runs[0].abort("r3")
+            scheduler.abort = right  # type: ignore[method-assign]
+
+    def fails(scheduler: Any, name: str) -> None:
+        raise ValueError(f"{name} is not in the list")
+
+    runs: list[EngineLoop] = []
+    records.then = abort_badly
+    run = Run(at([4], lambda: StageLostError("stage 1 has ended")), requests, note=runs.append, dumper=records)
+    assert isinstance(run.ends["r3"].error, InternalError)
+    assert [run.tokens[f"r{i}"] for i in range(3)] == [closed_form(r, layer_count=LAYER_COUNT, vocabulary=VOCABULARY) for r in requests[:3]]
+
+
+def test_request_whose_end_was_lost_in_a_failure_gets_an_end() -> None:
+    requests = [make_request("ends", [4, 5], 6), make_request("goes on", [6, 7], 20)]
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 1:
+            driver = driver_of(cluster)
+            receive = driver.receive
+
+            def loses(message: Any, events: list[TokenEvent]) -> None:
+                receive(message, events)
+                if any(event.request_id == "ends" and event.finish_reason for event in events):
+                    events[:] = [event for event in events if event.request_id != "ends"]
+                    raise LogError("nobody is named", step=message.step)
+
+            driver.receive = loses  # type: ignore[method-assign]
+
+    run = Run(fault, requests, asynchronous=False, stage_count=1)
+    run.check_right(requests[1:])
+    assert isinstance(run.ends["ends"].error, InternalError)
+
+
+def test_sink_that_raises_takes_nobody_else_s_tokens() -> None:
+    requests = some_requests(3)
+
+    def raises(_events: list[TokenEvent]) -> None:
+        raise ValueError("a client's own mistake")
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 1:
+            runs[0].submit(make_request("raises", [9, 8], 9), raises)
+
+    runs: list[EngineLoop] = []
+    run = Run(fault, requests, note=runs.append, asynchronous=False)
+    run.check_right(requests)
+    assert run.loop.counts.restarts == 0
+
+
+def test_idle_engine_outlives_failures_that_are_far_apart() -> None:
+    run = Run(at(range(1, 40), lambda: StageLostError("x")), [], policy=RestartPolicy(most=3, window_s=0.5), turns=40)
+    assert run.loop.counts.restarts > 10
+
+
+def test_first_of_two_failures_in_a_turn_is_the_one_that_is_told() -> None:
+    requests = some_requests(3)
+    done: list[bool] = []
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 6:
+            driver = driver_of(cluster)
+            receive = driver.receive
+
+            def fails(message: Any, events: list[TokenEvent]) -> None:
+                receive(message, events)
+                if len(events) == 3 and not done:
+                    done.append(True)
+                    events[:] = [dataclasses.replace(event, index=event.index + (event.request_id == "r1")) for event in events]
+                    raise LedgerError("r0 was told something else", request_ids=["r0"])
+
+            driver.receive = fails  # type: ignore[method-assign]
+
+    run = Run(fault, requests, asynchronous=False, stage_count=1)
+    run.check_right([requests[2]])
+    assert [type(run.ends[name].error) for name in ("r0", "r1")] == [LedgerError] * 2
     assert run.loop.counts.restarts == 1
 
 

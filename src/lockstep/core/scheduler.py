@@ -409,6 +409,8 @@ class Scheduler:
         """Take the next result. Rows of a generation that has ended are dropped. Raises LogError for one that nobody waits for, and takes nothing."""
         if result.step != self.received:
             raise LogError(f"result of step {self.received} comes next, got step {result.step}")
+        if len(set(result.generations.tolist())) < len(result.generations):
+            raise LogError(f"result of step {result.step} answers a generation twice: {result.generations}", step=result.step)
         answered = [(row, request) for row, generation in enumerate(result.generations.tolist()) if (request := self.request_of(generation))]
         for row, request in answered:
             self._check_awaited(request, result, row)

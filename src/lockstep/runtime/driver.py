@@ -189,7 +189,11 @@ class Driver:
         self._compare(result)
         due = self.ledger.note_result(result)
         judged = self._clock()
-        found = self._deliver(result)
+        try:
+            found = self._deliver(result)
+        except Exception as error:
+            words = f"step {result.step} was taken and cannot be told to its clients: {type(error).__name__}: {error}"
+            raise InternalError(words, step=result.step, request_ids=sorted(due)) from error
         delivered = self._clock()
         try:
             self.ledger.check_events(result.step, due, found)
@@ -265,9 +269,9 @@ class Driver:
         try:
             while self._unresolved and self._unresolved[0].step <= error.step and self._replica.can_run(self._unresolved[0]):
                 self._replay_next()
-        except InternalError as own_error:
-            words = f"{error}. The driver's own replica does not get there: {own_error}"
-            return DivergenceError(words, step=error.step, concerned=own_error.concerned)
+        except Exception as own_error:
+            words = f"{error}. The driver's own replica does not get there: {type(own_error).__name__}: {own_error}"
+            return DivergenceError(words, step=error.step, concerned=own_error.concerned if isinstance(own_error, InternalError) else ())
         own = self._replica.columns_of(error.step)
         named: dict[str, Columns] = {} if own is None else {"the driver": own}
         named |= {f"stage {stage}": folded for stage, folded in sorted(columns.items()) if folded}

@@ -140,15 +140,15 @@ class Handover:
         if entry is None:
             return None
         computed, layers = len(part.tags), range(*part.layers)
-        known = int(self._table.columns["known"][entry.slot])
-        fits = 0 < computed < known and entry.missing.issuperset(layers) and (entry.tags is None or np.array_equal(entry.tags, part.tags))
-        if part.layers == GONE or not fits or (part.tags == VOID).any():
+        if part.layers == GONE:
             return self._end(entry, 0)
+        if wrong := self._misfit(entry, part, layers):
+            return self._end(entry, 0, wrong)
         blocks = [self._table.blocks[group, entry.slot, : self._table.block_counts[group, entry.slot]] for group in range(len(self._provenance))]
         try:
             self._kv.write_kv(layers, blocks, computed, part.values)
-        except ValueError:
-            return self._end(entry, 0)
+        except ValueError as error:
+            return self._end(entry, 0, f"its values do not fit: {error}")
         entry.missing.difference_update(layers)
         entry.tags = part.tags
         if entry.missing:
@@ -157,9 +157,20 @@ class Handover:
             provenance.write_source(held, part.tags)
         return self._end(entry, computed)
 
-    def _end(self, entry: _Import, computed: int) -> ImportReport:
+    def _misfit(self, entry: _Import, part: KVPart, layers: range) -> str:
+        """Why the part cannot be one of this import, or nothing."""
+        known = int(self._table.columns["known"][entry.slot])
+        if not 0 < len(part.tags) < known:
+            return f"it has {len(part.tags)} positions, the request knows {known} tokens"
+        if not entry.missing.issuperset(layers):
+            return f"it has layers {part.layers}, {sorted(entry.missing)} are missing"
+        if entry.tags is not None and not np.array_equal(entry.tags, part.tags):
+            return "its tags are not those of the parts before"
+        return "it holds positions that were never computed" if (part.tags == VOID).any() else ""
+
+    def _end(self, entry: _Import, computed: int, refused: str = "") -> ImportReport:
         del self._imports[_id(entry.transfer)]
-        return ImportReport(stage=self._stage, epoch=self._epoch, slot=entry.slot, generation=entry.generation, computed=computed)
+        return ImportReport(stage=self._stage, epoch=self._epoch, slot=entry.slot, generation=entry.generation, computed=computed, refused=refused)
 
     def audit(self) -> list[str]:
         wrong = [f"stage {self._stage}: import {key} is open" for key in self._imports]

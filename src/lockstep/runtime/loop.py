@@ -106,8 +106,22 @@ class EngineLoop:
             sink([_refusal(request)])
             return
         self._sinks[request.request_id] = (sink, 0)
+        try:
+            events = self.driver.submit(request)
+        except Exception as error:
+            self._refuse(request.request_id, error)
+            return
         with self._failures(request.request_id):
-            self._dispatch(self.driver.submit(request))
+            self._dispatch(events)
+
+    def _refuse(self, request_id: str, cause: Exception) -> None:
+        """A request that nobody should have built. No plan has it, so the epoch goes on."""
+        _log.error("request %r cannot be taken", request_id, exc_info=cause)
+        incident = self._make_incident()
+        self.driver.abort(request_id)
+        error = _unforeseen(cause, (request_id,))
+        self._record(error, incident, {})
+        self._end([request_id], FinishReason.ERROR, _with_incident(error, incident))
 
     def abort(self, request_id: str) -> None:
         """Answered at once, before a request of the same name can follow it in."""
@@ -141,7 +155,7 @@ class EngineLoop:
 
     @contextmanager
     def _failures(self, *request_ids: str) -> Iterator[None]:
-        """What is raised within ends the epoch, and not the engine. request_ids: whom it concerns, if it was raised by no part on purpose."""
+        """What is raised within ends the epoch, and not the engine. request_ids: whom it concerns, if it does not say."""
         try:
             yield
             return
@@ -149,21 +163,35 @@ class EngineLoop:
             failure = error
         except Exception as error:
             _log.exception("the engine's own work failed")
-            failure = InternalError(f"the engine's own work failed: {type(error).__name__}: {error}", request_ids=request_ids)
-            failure.__cause__ = error
-        if self._begin_at is None:  # else the epoch is over already, and `begin` will see to whatever is lost
+            failure = _unforeseen(error, ())
+        if isinstance(failure, InternalError):
+            failure.request_ids = failure.request_ids or request_ids
+        if self._begin_at is None:
             self._recover(failure)
+        elif isinstance(failure, InternalError):  # the epoch is over already; of a stage that is lost besides, `begin` takes care
+            incident = self._make_incident()
+            self._record(failure, incident, {})
+            self._end([*failure.request_ids, *self._lost()], FinishReason.ERROR, _with_incident(failure, incident))
 
     def _take(self, timeout_s: float) -> None:
         """What came before a failure in the same turn is delivered; what still comes of an epoch that is over is not."""
         events: list[TokenEvent] = []
+        failure: Exception | None = None
         try:
             for message in self.cluster.poll(max(0.0, timeout_s)):
                 if message.epoch == self.driver.epoch:
                     self.driver.receive(message, events)
-        finally:
-            self._in_a_row = 0 if events else self._in_a_row
+        except Exception as error:
+            failure = error
+        self._in_a_row = 0 if events else self._in_a_row
+        try:
             self._dispatch(events)
+        except InternalError as skipped:
+            if not isinstance(failure, InternalError):
+                raise skipped from failure
+            failure.request_ids = (*failure.request_ids, *skipped.request_ids)
+        if failure is not None:
+            raise failure
 
     def _recover(self, error: PeerError | InternalError) -> None:
         """A failure that names no step is of the oldest one without a result."""
@@ -186,6 +214,11 @@ class EngineLoop:
         if isinstance(error, InternalError):
             self._end(sorted(concerned), FinishReason.ERROR, _with_incident(error, incident))
         self._end(sorted(poison), FinishReason.ERROR, _poisoned(error, incident))
+        self._end(self._lost(), FinishReason.ERROR, _lost_in(error, incident))
+
+    def _lost(self) -> list[str]:
+        """Who waits for events and is unknown to the scheduler: a mistake was made in the middle of its end. Nothing would ever come for it."""
+        return [name for name in self._sinks if self.driver.scheduler.find(name) is None]
 
     def _record(self, error: LockstepError, incident: str, columns: Mapping[int, Columns]) -> None:
         self.counts.last, path = str(error), None
@@ -200,7 +233,7 @@ class EngineLoop:
             self._failed_at.clear()
             self._in_a_row = 0
             return False
-        self._in_a_row += 1
+        self._in_a_row += bool(self._sinks)  # without requests there is no token to wait for
         self._failed_at.append(now)
         while now - self._failed_at[0] > self._restarts.window_s:
             self._failed_at.popleft()
@@ -235,9 +268,19 @@ class EngineLoop:
                 del self._sinks[name]
             by_sink.setdefault(sink, []).append(event)
         for sink, batch in by_sink.items():
-            sink(batch)
+            try:
+                sink(batch)
+            except Exception:
+                _log.exception("a sink raised; what it was given is lost to its own client alone")
         if wrong:
             raise InternalError("; ".join(wrong.values()), request_ids=sorted(wrong))
+
+
+def _unforeseen(cause: Exception, request_ids: Sequence[str]) -> InternalError:
+    """What no part raises on purpose, as a failure like others."""
+    error = InternalError(f"the engine's own work failed: {type(cause).__name__}: {cause}", request_ids=request_ids)
+    error.__cause__ = cause
+    return error
 
 
 def _refusal(request: EngineRequest) -> TokenEvent:
@@ -253,6 +296,10 @@ def _with_incident(error: InternalError, incident: str) -> InternalError:
         "rather than answered from it. Send it again; the server's log names what was found under the incident",
         step=error.step,
     )
+
+
+def _lost_in(error: LockstepError, incident: str) -> InternalError:
+    return InternalError(f"incident {incident}: the engine lost this request's end when it failed ({error.code}); send it again", step=error.step)
 
 
 def _poisoned(error: LockstepError, incident: str) -> LockstepError:

@@ -123,10 +123,12 @@ class KVPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """From a stage to its driver: the import into (slot, generation) is complete with `computed` positions, or has failed (computed 0)."""
+    """From a stage to its driver: the import into (slot, generation) is complete with `computed` positions, or has failed (computed 0). refused: what
+    was wrong with what came; empty if nothing was, or nothing came."""
 
     stage: int
     epoch: int
     slot: int
     generation: int
     computed: int
+    refused: str = ""

@@ -99,7 +99,7 @@ class SimCluster:
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_over and len(self._ready) == len(self.hosts)
+        return not self._is_over and self._failure is None and len(self._ready) == len(self.hosts)
 
     def send(self, plan: StepPlan) -> None:
         self._watch.note_plan(self._timeline.now)

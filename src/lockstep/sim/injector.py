@@ -107,6 +107,11 @@ class Injector:
         else:
             self.count(fault.kind, phase or self._engines[fault.engine].phase, self._engines[fault.engine])
 
+    @property
+    def altered_kv(self) -> bool:
+        """Some part of an import was changed on its way."""
+        return any(fault.kind == "kv-part-foreign" for fault in self._done)
+
     def count(self, kind: str, phase: str, engine: SimEngine) -> None:
         mode = mode_of(asynchronous=engine.shape.asynchronous, drafts_max=engine.shape.drafts_max)
         self.coverage[f"{kind} / {phase} / {mode}"] += 1

@@ -15,7 +15,7 @@ from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.records import StepPlan
 from lockstep.errors import LockstepError
 from lockstep.runtime.handover import GONE, ToStage
-from lockstep.runtime.messages import KVPart, KVPull
+from lockstep.runtime.messages import ImportReport, KVPart, KVPull
 from lockstep.runtime.transport.cluster import FromStages
 from lockstep.sim.clients import Client, Router, request_of
 from lockstep.sim.drafter import Answer, propose
@@ -220,6 +220,8 @@ class Simulation(Watcher):
     def note_taken(self, engine: int, message: FromStages) -> None:
         if self._log is not None:
             self._log.taken(engine, self.timeline.now, message)
+        if isinstance(message, ImportReport) and message.refused and not self._injector.altered_kv:
+            self._fail("unexplained", f"engine {engine} refused a part of an import that nobody altered: {message.refused}")
 
     def _note_sent(self, engine: int, wire: Wire) -> None:
         if self.engines[engine].note_sent(wire) and self._aborting:

@@ -88,7 +88,7 @@ class ProcessCluster:
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_over and not self._unready()
+        return not self._is_over and self._failure is None and not self._unready()
 
     def _unready(self) -> list[int]:
         return [handle.index for handle in self._handles if handle.ready is None]
