@@ -186,7 +186,7 @@ class _Job:
                 stop=tuple(params.stop),
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
-        min_tokens=params.min_tokens,
+                min_tokens=params.min_tokens,
                 prompt_tail=output.prompt_token_ids[-PROMPT_TAIL_TOKENS:],
             )
             for _ in requests

@@ -127,11 +127,14 @@ def test_top_p_keeps_the_token_that_reaches_it_and_no_more() -> None:
     assert {choose(logits, top_p=0.6, top_k=2, position=position) for position in range(60)} == {0}, "renormalised over the two: 0.625, 0.375"
 
 
+@pytest.mark.parametrize("edited", [0, 1])
 @pytest.mark.parametrize("seed", range(4))
-def test_logprobs_are_log_softmax_of_the_raw_logits(seed: int) -> None:
+def test_logprobs_are_log_softmax_of_the_raw_logits(seed: int, edited: int) -> None:
+    """Also where the second step's edits decide what is chosen."""
     case = OP_REFERENCES["sample"].generate(seed)
-    step = case.steps[0]
-    (outcome,) = run_case(ReferenceBackend(), case, "float32")
+    step = case.steps[edited]
+    assert (step.inputs.sampling.edits is not None) == bool(edited)
+    outcome = run_case(ReferenceBackend(), case, "float32")[edited]
     samples, columns = outcome.samples, step.inputs.sampling
     assert samples is not None
     logits = step.activations["x"].astype(np.float64)[columns.index]

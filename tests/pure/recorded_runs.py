@@ -15,6 +15,7 @@ from lockstep.core.acceptance import accept
 from lockstep.core.digest import Digest, mix64
 from lockstep.core.records import Columns, Side, StepPlan, StepResult
 from lockstep.core.request import EngineRequest
+from lockstep.core.shaping import Shaping
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.errors import DivergenceError
 from lockstep.runtime.recorder import Recorder
@@ -57,7 +58,9 @@ class RecordedRun:
     def _submit(self, draw: np.random.Generator, index: int) -> None:
         prompt = draw.integers(1000, VOCABULARY, int(draw.integers(1, 20)))
         self.prompts.append(prompt.tolist())
-        side = Side(stop_ids=tuple(draw.integers(1000, VOCABULARY, 3).tolist()), cache_salt=SALT, extras={"grammar": b"a secret grammar"})
+        ids = draw.integers(1000, VOCABULARY, 6).tolist()
+        shaping = Shaping(frequency_penalty=0.5, logit_bias=((ids[3], 1.5),), allowed_token_ids=(ids[4],), bad_words=((ids[5], ids[3]),))
+        side = Side(stop_ids=tuple(ids[:3]), shaping=shaping if index % 2 else Shaping(), cache_salt=SALT, extras={"grammar": b"a secret grammar"})
         sampling: dict[str, Any] = {"seed": int(draw.integers(1 << 62)), "temperature": 0.5, "top_k": 4, "top_p": 0.5, "min_p": 0.25, "side": side}
         length_cap = len(prompt) + int(draw.integers(1, 20))
         self.scheduler.submit(EngineRequest(request_id=f"r{index}", prompt=prompt.astype(np.int32), length_cap=length_cap, **sampling))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lockstep.core.digest import Digest, mix64, mix64_array
 from lockstep.core.layout import BatchLayout, SamplingColumns
 from lockstep.core.records import Side, StepPlan, StepResult
+from lockstep.core.shaping import Shaping
 from lockstep.core.table import SlotTable, TableShape
 
 Arrays = Sequence[NDArray[Any]]
@@ -25,7 +26,7 @@ def folded(arrays: Arrays, epoch: int = 0) -> int:
 def rich_records() -> tuple[StepPlan, StepResult, BatchLayout]:
     """A plan, a result and a layout in which every array of an ordinary step has something in it: a verified draft, a chunk, a tail, a full block."""
     table = SlotTable(TableShape(slot_count=4, length_max=24, block_size=4, drafts_max=2))
-    side = Side(stop_ids=(3, 4), cache_salt=b"tenant")
+    side = Side(stop_ids=(3, 4), shaping=Shaping(presence_penalty=0.5), cache_salt=b"tenant")
     sampled = {"seed": 1 << 63, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "logprob_count": 2}
     first = Admission(slot=0, generation=1, tokens=[5, 6, 7, 8, 9], cap=20, side=side, columns=sampled)
     importing = Admission(slot=3, generation=3, tokens=[1, 2], cap=9, columns={"importing": 1})

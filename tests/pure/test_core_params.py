@@ -24,9 +24,25 @@ WRONG: list[tuple[str, Any, str]] = [
     ("max_tokens", 0, "integer from 1"),
     ("logprobs", 21, "integer from 0 to 20"),
     ("ignore_eos", 1, "true or false"),
-    ("stop", "", "non-empty string"),
-    ("stop", ["a", ""], "non-empty string"),
-    ("stop", 5, "non-empty string"),
+    ("stop", "", "list of non-empty strings"),
+    ("stop", ["a", ""], "list of non-empty strings"),
+    ("stop", 5, "list of non-empty strings"),
+    ("min_tokens", -1, "integer from 0"),
+    ("min_tokens", 17, "at most max_tokens, got 17 and 16"),
+    ("repetition_penalty", 0, "above 0 and at most 2"),
+    ("repetition_penalty", 2.1, "number from 0 to 2"),
+    ("presence_penalty", 2.1, "number from -2 to 2"),
+    ("frequency_penalty", -2.1, "number from -2 to 2"),
+    ("logit_bias", {"x": 1}, "integer from 0"),
+    ("logit_bias", {3: 101}, "number from -100 to 100"),
+    ("logit_bias", {3: float("nan")}, "number from -100"),
+    ("logit_bias", [3], "mapping of at most 1024"),
+    ("logit_bias", dict.fromkeys(range(1025), 1), "mapping of at most 1024"),
+    ("allowed_token_ids", [], "must not be empty"),
+    ("allowed_token_ids", [-3], "integer from 0"),
+    ("allowed_token_ids", "12", "list of token ids"),
+    ("bad_words", "word", "list of non-empty strings"),
+    ("bad_words", [""], "list of non-empty strings"),
     ("stop_token_ids", "12", "list of token ids"),
     ("stop_token_ids", 12, "list of token ids"),
     ("stop_token_ids", [-1], "integer from 0"),
@@ -45,6 +61,18 @@ def test_lists_become_what_cannot_change_and_one_stop_is_a_list_of_one() -> None
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[3, 4])
     assert (params.stop, params.stop_token_ids) == (("a", "b"), (3, 4))
     assert SamplingParams(stop="end").stop == ("end",)
+
+
+def test_what_shapes_logits_becomes_what_cannot_change() -> None:
+    params = SamplingParams(logit_bias={"5": 1, 6: -2.5}, allowed_token_ids=[1, 2], bad_words=["a"], bad_words_token_ids=[[3], [4, 5]])  # type: ignore[dict-item,arg-type]
+    assert params.logit_bias == {5: 1.0, 6: -2.5}
+    assert (params.allowed_token_ids, params.bad_words, params.bad_words_token_ids) == ((1, 2), ("a",), ((3,), (4, 5)))
+
+
+@pytest.mark.parametrize("words", [[[]], "ab", [[1], "c"], [["x"]]])
+def test_bad_words_as_tokens_are_lists_of_ids(words: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="bad_words_token_ids must be"):
+        SamplingParams(bad_words_token_ids=words)
 
 
 def test_edges_of_every_range_are_taken() -> None:

@@ -13,6 +13,7 @@ from lockstep.core.digest import mix64
 from lockstep.core.layout import BatchLayout
 from lockstep.core.records import Side, StepPlan
 from lockstep.core.schema import COLUMNS, MARK_TOKEN, POISON
+from lockstep.core.shaping import Shaping
 from lockstep.core.table import FREE, SlotTable, TableShape
 
 SLOTS, LENGTH, BLOCK_SIZE, DRAFTS = 4, 24, 4, 3
@@ -84,7 +85,8 @@ class Twin:
             "logprob_count": rng.randrange(-1, 5),
             "prompt_length": rng.randrange(1, len(tokens) + 1),
         }
-        side = Side(stop_ids=tuple(rng.randrange(300) for _ in range(rng.randrange(3))), cache_salt=rng.choice([b"", b"tenant"]))
+        shaping = rng.choice([Shaping(), Shaping(min_tokens=2), Shaping(presence_penalty=0.5), Shaping(bad_words=((1, 2),))])
+        side = Side(stop_ids=tuple(rng.randrange(300) for _ in range(rng.randrange(3))), shaping=shaping, cache_salt=rng.choice([b"", b"tenant"]))
         cap = rng.randrange(len(tokens) + 1, LENGTH + 1)
         return Admission(slot=slot, generation=self.generation, tokens=tokens, cap=cap, side=side, columns=columns)
 
@@ -149,6 +151,8 @@ class Twin:
         )
         assert tuple(layout.stop_ids.row(q).tolist()) == one.admission.side.stop_ids
         assert layout.sides[q] == one.admission.side
+        reads = one.admission.side.shaping in (Shaping(presence_penalty=0.5), Shaping(bad_words=((1, 2),)))
+        assert layout.history.row(q).tolist() == (one.tokens if reads else [])
 
     def invent_answers(self, step: int) -> list[Answer]:
         """The result of a step: tokens within the cap, the next drafts, sometimes an end. Applied to the twin by `take`."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Exports, LogprobColumns, Side, Slots, StepPlan, StepResult, Transfer
+from lockstep.core.shaping import Shaping
 from lockstep.errors import LinkError
 from lockstep.runtime.messages import (
     Activations,
@@ -37,6 +38,18 @@ WORDS = st.integers(0, (1 << 64) - 1)
 DIGESTS = st.lists(WORDS, max_size=4).map(lambda values: np.array(values, np.uint64))
 EXTRAS = st.dictionaries(st.text(max_size=4), st.binary(max_size=5), max_size=2)
 FLOATS = st.floats(width=32)
+NUMBERS = st.floats(allow_nan=False)
+IDS = st.lists(SMALL, max_size=3).map(tuple)
+SHAPINGS = st.builds(
+    Shaping,
+    repetition_penalty=NUMBERS,
+    presence_penalty=NUMBERS,
+    frequency_penalty=NUMBERS,
+    min_tokens=SMALL,
+    logit_bias=st.lists(st.tuples(SMALL, NUMBERS), max_size=2).map(tuple),
+    allowed_token_ids=IDS,
+    bad_words=st.lists(IDS, max_size=2).map(tuple),
+)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -63,6 +76,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
             side=Side(
                 stop_ids=tuple(draw(st.lists(SMALL, max_size=3))),
                 cache_salt=draw(st.binary(max_size=5)),
+                shaping=draw(SHAPINGS),
                 extras=draw(EXTRAS),
             ),
             columns={"seed": draw(WORDS), "temperature": draw(FLOATS)},

@@ -20,7 +20,7 @@ from lockstep.core.digest import Digest
 from lockstep.core.table import SlotTable
 from lockstep.errors import CallerError, DivergenceError, InternalError, LogError, ProvenanceError, StalledError
 from lockstep.runtime.recorder import Recorder, file_name
-from lockstep.runtime.recording import _FRAME, Recording, read, to_bytes
+from lockstep.runtime.recording import _FRAME, VERSION, Recording, read, to_bytes
 from lockstep.runtime.replay import Replica
 from lockstep.runtime.retrace import compare, retrace
 
@@ -468,7 +468,8 @@ def test_file_that_lacks_a_frame_is_refused(written: bytes, tmp_path: Path) -> N
 
 def test_other_files_are_refused_by_name(written: bytes, tmp_path: Path) -> None:
     assert "is not a recording" in refused(b"GGUF", tmp_path / "x")
-    assert "has format 2, this lockstep reads format 1" in refused(written.replace(b"recording 1\n", b"recording 2\n", 1), tmp_path / "x")
+    other = written.replace(f"recording {VERSION}\n".encode(), f"recording {VERSION + 1}\n".encode(), 1)
+    assert f"has format {VERSION + 1}, this lockstep reads format {VERSION}" in refused(other, tmp_path / "x")
     assert "follow its end" in refused(written + b"more", tmp_path / "x")
     with pytest.raises(CallerError, match="No such file"):
         read(tmp_path / "none.lockstep")

@@ -113,7 +113,9 @@ def _biases(value: object) -> Mapping[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping) or len(value) > BIASES_MAX:
-        raise InvalidRequestError(f"logit_bias must be a mapping of at most {BIASES_MAX} token ids to numbers, got {value!r:.200}", param="logit_bias")
+        raise InvalidRequestError(
+            f"logit_bias must be a mapping of at most {BIASES_MAX} token ids to numbers, got {value!r:.200}", param="logit_bias"
+        )
     found: dict[int, float] = {}
     for key, bias in value.items():
         token = int(key) if isinstance(key, str) and key.isdecimal() else key

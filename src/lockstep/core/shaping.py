@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """repetition_penalty: above 0; logits of tokens of prompt and output are divided by it (multiplied where they are negative). presence_penalty: taken
-    from the logit of every token of the output; frequency_penalty: as often as it is there. min_tokens: of output, before which no stop id is drawn.
+    """repetition_penalty: above 0; logits of tokens of prompt and output are divided by it (multiplied where they are negative). presence_penalty:
+    taken from the logit of every token of the output; frequency_penalty: as often as it is there. min_tokens: of output, before which no stop id is
+    drawn.
     logit_bias: (id, added to its logit), each id once. allowed_token_ids: only these are drawn; empty allows all. bad_words: token sequences that the
     output does not come to hold.
     """

@@ -108,7 +108,9 @@ class RequestFactory:
             if ids and max(ids) >= self.limits.vocab_size:
                 raise InvalidRequestError(f"{name} must be below the vocabulary's {self.limits.vocab_size}, got {max(ids)}", param=name)
         if params.bad_words and not params.bad_words_token_ids:
-            raise InvalidRequestError("bad_words are text, and nobody has looked up their tokens; give bad_words_token_ids instead", param="bad_words")
+            raise InvalidRequestError(
+                "bad_words are text, and nobody has looked up their tokens; give bad_words_token_ids instead", param="bad_words"
+            )
 
     def _checked_prompt(self, ids: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         if len(ids) == 0:

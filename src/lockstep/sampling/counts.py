@@ -1,5 +1,5 @@
-"""`TokenCounts`: which tokens a request's prefix holds, kept from step to step. Derived state (PROTOCOL.md 14): it holds the very prefix that it was made
-from, and is made again where that is no beginning of the present one."""
+"""`TokenCounts`: which tokens a request's prefix holds, kept from step to step. Derived state (PROTOCOL.md 14): it holds the very prefix that it was
+made from, and is made again where that is no beginning of the present one."""
 
 from __future__ import annotations
 

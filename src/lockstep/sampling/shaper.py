@@ -1,7 +1,7 @@
 """`Shaper`: the logit edits of a step, from its rows: penalties, biases, min_tokens, bad words, allowed ids, position by position inside a draft.
 
-The order is vLLM's: allowed ids, biases and what is taken away, then penalties. It knows token prefixes and vocabularies; not who holds a slot, nor how
-logits are made.
+The order is vLLM's: allowed ids, biases and what is taken away, then penalties. It knows token prefixes and vocabularies; not who holds a slot, nor
+how logits are made.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from lockstep.ops.step import F32, I32, U32, LogitEdits
 from lockstep.sampling.counts import TokenCounts
 
 NEVER = float("-inf")
+
+_NO_IDS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 @dataclass(slots=True)
@@ -46,8 +48,8 @@ class _Edits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapedRow:
-    """One sampling row: its known tokens, then each of its drafts, are followed by a sampled position. prefix: int32, its known tokens, or nothing where
-    the shaping does not read them. stop_ids: that end the request."""
+    """One sampling row: its known tokens, then each of its drafts, are followed by a sampled position. prefix: int32, its known tokens, or nothing
+    where the shaping does not read them. stop_ids: that end the request."""
 
     slot: int
     generation: int
@@ -113,10 +115,10 @@ class Shaper:
             mask_rows=np.array(found.mask_rows, np.int32),
             masks=masks,
             starts=np.array(found.starts, np.int32),
-            ids=_joined(found.ids, np.int32),
-            biases=_joined(found.biases, np.float32),
-            penalties=_joined(found.penalties, np.float32),
-            subtracts=_joined(found.subtracts, np.float32),
+            ids=np.concatenate([_NO_IDS, *found.ids]),
+            biases=np.concatenate([_NO_VALUES, *found.biases]),
+            penalties=np.concatenate([_NO_VALUES, *found.penalties]),
+            subtracts=np.concatenate([_NO_VALUES, *found.subtracts]),
         )
 
 
@@ -133,8 +135,8 @@ def _longest(shaping: Shaping) -> int:
 
 
 def _never(shaping: Shaping, behind: Sequence[int], stops: Sequence[int]) -> list[int]:
-    """Ids that must not come next. behind: the end of the output. Bad words give way where nothing else would be allowed: then the answer goes on with
-    one rather than end in an error."""
+    """Ids that must not come next. behind: the end of the output. Bad words give way where nothing else would be allowed: then the answer goes on
+    with one rather than end in an error."""
     bad = [word[-1] for word in shaping.bad_words if len(word) == 1 or tuple(behind[1 - len(word) :]) == word[:-1]]
     taken = dict.fromkeys([*stops, *bad])
     if bad and shaping.allowed_token_ids and taken.keys() >= set(shaping.allowed_token_ids):
@@ -146,7 +148,3 @@ def _penalise(found: _Edits, shaping: Shaping, counts: TokenCounts, drafts: Sequ
     ids, outputs = counts.with_drafts(drafts)
     subtract = np.float32(shaping.frequency_penalty) * outputs.astype(np.float32) + np.float32(shaping.presence_penalty) * (outputs > 0)
     found.add(ids, penalty=shaping.repetition_penalty, subtract=subtract.astype(np.float32))
-
-
-def _joined(parts: Sequence[np.ndarray[tuple[int], np.dtype[np.generic]]], dtype: type[np.generic]) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)

@@ -1,4 +1,4 @@
-"""Bad words as token ids: how a word is spelled at the beginning of a text and behind a space. Knows tokenizers; does not know what is done with them."""
+"""Bad words as token ids: how a word is spelled at the beginning of a text and behind a space. Knows tokenizers; not what is done with the ids."""
 
 from __future__ import annotations
 

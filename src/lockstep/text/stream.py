@@ -40,8 +40,9 @@ class TextStream:
         prompt_tail: Sequence[int] = (),
         min_tokens: int = 0,
     ) -> None:
-        """min_tokens: stop strings are not looked for in the text of so many first tokens. prompt_tail: the last tokens of the prompt where the text is to go on from it. Then it does not begin a text, whose first space some
-        tokenizers drop. A character that begins there and ends in the answer belongs to the answer."""
+        """min_tokens: stop strings are not looked for in the text of so many first tokens. prompt_tail: the last tokens of the prompt where the text
+        is to go on from it. Then it does not begin a text, whose first space some tokenizers drop. A character that begins there and ends in the
+        answer belongs to the answer."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._pieces = tokenizer.spelling.stream()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lockstep.core.outputs import FinishReason, TokenLogprobs
 from lockstep.core.params import SamplingParams
@@ -72,8 +73,35 @@ def first_asks(text_ids: Sequence[int], vocab_size: int, window: int, seed: int 
         if i in SHARING:
             prompt = (base + prompt)[:length]
         tokens = max(3, int(output_share * window) + rng.randrange(-1, 3))
-        asks.append(Ask(name=f"request-{i}", prompt=tuple(prompt), params=_params(i, rng, tokens), late=i in LATE))
+        params = replace(_params(i, rng, tokens), **_shaping(i, rng, vocab_size))
+        asks.append(Ask(name=f"request-{i}", prompt=tuple(prompt), params=params, late=i in LATE))
     return tuple(asks)
+
+
+def _shaping(index: int, rng: random.Random, vocab_size: int) -> dict[str, Any]:
+    """What changes the logits of some of the requests: each kind alone, greedy and sampled, and all together."""
+
+    def ids(count: int) -> list[int]:
+        return sorted(rng.sample(range(vocab_size), min(count, vocab_size)))
+
+    kinds: Mapping[int, dict[str, Any]] = {
+        3: {"repetition_penalty": 1.2},
+        4: {"presence_penalty": 0.9, "frequency_penalty": 0.4},
+        6: {"frequency_penalty": -0.3, "repetition_penalty": 0.95},
+        8: {"repetition_penalty": 1.3},
+        10: {"logit_bias": dict.fromkeys(ids(50), 4.0)},
+        11: {"bad_words_token_ids": (*((token,) for token in ids(200)), (1, 2), (2, 1))},
+        12: {"allowed_token_ids": ids(vocab_size // 2)},
+        14: {
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.2,
+            "frequency_penalty": 0.2,
+            "logit_bias": dict.fromkeys(ids(20), -2.0),
+            "allowed_token_ids": ids(vocab_size // 2),
+            "bad_words_token_ids": tuple((token,) for token in ids(50)),
+        },
+    }
+    return kinds.get(index, {})
 
 
 def _params(index: int, rng: random.Random, max_tokens: int) -> SamplingParams:

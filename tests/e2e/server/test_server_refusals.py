@@ -14,6 +14,7 @@ FIELDS = (
     *("prompt", "n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs"),
     *("include_stop_str_in_output", "skip_special_tokens", "add_special_tokens", "priority", "stream_options", "return_token_ids", "model"),
     *("logit_bias", "presence_penalty", "best_of", "echo", "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
+    *("min_tokens", "repetition_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
     *("add_generation_prompt", "tools", "response_format", "return_tokens_as_token_ids"),
 )
 ODD_VALUES = (
@@ -44,15 +45,20 @@ def test_odd_values_give_400_or_a_right_answer_never_500(http: httpx2.Client, en
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
+        ("logit_bias", {"258": 1}),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 101}),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [258]),
+        ("bad_words", [""]),
         ("best_of", 3),
         ("echo", True),
         ("suffix", "x"),
         ("prompt_logprobs", 1),
-        ("min_tokens", 2),
+        ("min_tokens", 17),
         ("tools", [{"type": "function"}]),
         ("response_format", {"type": "json_object"}),
         ("guided_json", {}),
@@ -94,6 +100,29 @@ def test_refused_field_is_named(http: httpx2.Client, engine: ScriptedEngine, fie
 )
 def test_field_that_changes_nothing_is_accepted(http: httpx2.Client, engine: ScriptedEngine, harmless: dict[str, Any]) -> None:
     assert http.post("/v1/completions", json={"prompt": "p", **harmless}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_shapes_logits_reaches_the_engine_with_bad_words_as_tokens(http: httpx2.Client, engine: ScriptedEngine, path: str) -> None:
+    asked = {
+        "min_tokens": 2,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"7": -100, "9": 2.5},
+        "allowed_token_ids": [97, 98, 99],
+        "bad_words": ["ab"],
+    }
+    prompt = {"prompt": "p"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "p"}]}
+    assert http.post(path, json={**prompt, "max_tokens": 3, **asked}).status_code == 200
+    params = engine.submissions[0].params
+    assert {name: getattr(params, name) for name in asked} == asked | {
+        "logit_bias": {7: -100.0, 9: 2.5},
+        "allowed_token_ids": (97, 98, 99),
+        "bad_words": ("ab",),
+    }
+    assert len(params.bad_words_token_ids) == 2
+    assert all(len(word) >= 2 for word in params.bad_words_token_ids)
 
 
 @pytest.mark.parametrize(
