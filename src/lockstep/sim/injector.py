@@ -33,8 +33,8 @@ class _Touched:
 
 
 class Injector:
-    """coverage: how often each cell of `faults.cells` took effect. struck: poison requests that have crashed a stage. altered_kv: what some stage holds, or
-    hands over, was changed, so that parts of an import may be refused.
+    """coverage: how often each cell of `faults.cells` took effect. struck: poison requests that have crashed a stage. altered_kv: what some stage
+    holds or hands over was changed, so that parts of an import may be refused.
     note_effect(what): a fault has taken effect."""
 
     def __init__(
