@@ -424,6 +424,33 @@ def test_idle_engine_outlives_failures_that_are_far_apart() -> None:
     assert run.loop.counts.restarts > 10
 
 
+def test_what_stages_still_say_of_an_epoch_that_is_over_is_no_failure() -> None:
+    """The second failure waits a while before the next epoch begins, and the old one's stages run on meanwhile."""
+    requests = some_requests(2)
+    said: list[int] = []
+
+    def fault(cluster: LocalCluster, count: int) -> None:
+        if count == 3:
+            poll = cluster.poll
+
+            def poll_on(timeout_s: float) -> list[Any]:
+                if runs[0]._begin_at is not None:
+                    said.append(1)
+                    raise LogError("a table of an epoch that is over", concerned=[(0, 0)])
+                return poll(timeout_s)
+
+            cluster.poll = poll_on  # type: ignore[method-assign]
+        if count in (3, 4):
+            raise LinkError("a gap")
+
+    runs: list[EngineLoop] = []
+    run = Run(fault, requests, note=runs.append, policy=RestartPolicy(backoff_s=20.0))
+    run.check_right(requests)
+    assert said
+    assert run.loop.counts.restarts == 2
+    assert run.loop.counts.last_code == LinkError.code
+
+
 def test_first_of_two_failures_in_a_turn_is_the_one_that_is_told() -> None:
     requests = some_requests(3)
     done: list[bool] = []

@@ -156,6 +156,7 @@ class EngineLoop:
     @contextmanager
     def _failures(self, *request_ids: str) -> Iterator[None]:
         """What is raised within ends the epoch, and not the engine. request_ids: whom it concerns, if it does not say."""
+        is_own = bool(request_ids)
         try:
             yield
             return
@@ -163,12 +164,12 @@ class EngineLoop:
             failure = error
         except Exception as error:
             _log.exception("the engine's own work failed")
-            failure = _unforeseen(error, ())
+            failure, is_own = _unforeseen(error, ()), True
         if isinstance(failure, InternalError):
             failure.request_ids = failure.request_ids or request_ids
         if self._begin_at is None:
             self._recover(failure)
-        elif isinstance(failure, InternalError):  # the epoch is over already; of a stage that is lost besides, `begin` takes care
+        elif is_own and isinstance(failure, InternalError):  # the epoch is over already; of what its stages still say `begin` takes care
             incident = self._make_incident()
             self._record(failure, incident, {})
             self._end([*failure.request_ids, *self._lost()], FinishReason.ERROR, _with_incident(failure, incident))

@@ -33,7 +33,8 @@ class _Touched:
 
 
 class Injector:
-    """coverage: how often each cell of `faults.cells` took effect. struck: poison requests that have crashed a stage.
+    """coverage: how often each cell of `faults.cells` took effect. struck: poison requests that have crashed a stage. altered_kv: what some stage
+    holds or hands over was changed, so that parts of an import may be refused.
     note_effect(what): a fault has taken effect."""
 
     def __init__(
@@ -41,6 +42,7 @@ class Injector:
     ) -> None:
         self.coverage: Counter[str] = Counter()
         self.struck: set[str] = set()
+        self.altered_kv = False
         self._note_effect = note_effect
         self._seed = scenario.seed
         self._timeline = timeline
@@ -102,15 +104,11 @@ class Injector:
     def note(self, fault: Fault, phase: str = "") -> None:
         """It has taken effect."""
         self._done.append(fault)
+        self.altered_kv |= fault.kind == "kv-part-foreign"
         if fault.kind.startswith("kv-"):
             self.count(fault.kind, "importing", self._engines[-1])
         else:
             self.count(fault.kind, phase or self._engines[fault.engine].phase, self._engines[fault.engine])
-
-    @property
-    def altered_kv(self) -> bool:
-        """Some part of an import was changed on its way."""
-        return any(fault.kind == "kv-part-foreign" for fault in self._done)
 
     def count(self, kind: str, phase: str, engine: SimEngine) -> None:
         mode = mode_of(asynchronous=engine.shape.asynchronous, drafts_max=engine.shape.drafts_max)
@@ -144,12 +142,14 @@ class Injector:
         elif not flip(fault.kind.removeprefix("flip-"), table, slot, engine.shape.block_count, *words):
             return False
         self._touched.append(_Touched(fault=fault, phase=fault.phase, request=request.spec.request_id, block=block))
+        self.altered_kv = True
         return True
 
     def note_changed(self, fault: Fault, generation: int) -> None:
         """The network has changed what one replica knows of this request."""
         live = self._engines[fault.engine].driver.scheduler.request_of(generation)
         self._touched.append(_Touched(fault=fault, phase="decode", request=live.spec.request_id if live is not None else ""))
+        self.altered_kv = True
 
     # Poison
 
