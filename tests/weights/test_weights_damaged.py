@@ -7,8 +7,9 @@ import tracemalloc
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
-from tiny_model import folder_tensors, gguf_tensors, write_folder, write_gguf
+from tiny_model import HEAD_DIM, HIDDEN, folder_tensors, gguf_tensors, write_folder, write_gguf
 
 from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.weights import open_checkpoint
@@ -126,6 +127,47 @@ def test_a_row_that_is_no_whole_blocks_is_refused_and_a_format_that_we_lack_is_n
         )
         with pytest.raises(UnsupportedError if lacking else CheckpointError, match=message):
             open_checkpoint(path)
+
+
+def put_setting(path: Path, key: str, value: bytes) -> None:
+    """Other bytes for a metadata value, which lies behind its key and type."""
+    raw = path.read_bytes()
+    place = raw.index(key.encode()) + len(key) + 4
+    path.write_bytes(raw[:place] + value + raw[place + len(value) :])
+
+
+def test_heads_that_leave_no_values_a_head_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(1))
+    put_setting(path, "llama.attention.head_count", struct.pack("<I", HIDDEN + 1))
+    path.write_bytes(path.read_bytes().replace(b"rope.dimension_count", b"rope.dimension_other"))
+    with pytest.raises(CheckpointError, match=f"{HIDDEN + 1} heads in a hidden size of {HIDDEN}"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 0.0, -1.0, 0.5])
+def test_rotary_factors_that_are_no_factors_are_refused(tmp_path: Path, factor: float) -> None:
+    tensors = gguf_tensors(1) | {"rope_freqs.weight": np.full(HEAD_DIM // 2, factor, np.float32)}
+    with pytest.raises(UnsupportedError, match="rotary factors"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors))
+
+
+def test_a_huge_head_beside_few_rotary_factors_costs_no_memory(tmp_path: Path) -> None:
+    tensors = gguf_tensors(1) | {"rope_freqs.weight": np.ones(HEAD_DIM // 2, np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", tensors, extra={"llama.attention.key_length": 1 << 24})
+    put_setting(path, "llama.rope.dimension_count", struct.pack("<I", 1 << 24))
+    assert outcome(path) == "UnsupportedError"
+
+
+@pytest.mark.parametrize("number", [1e300, -1.0, float("nan"), float("inf"), 0.0, 5e-324])
+def test_a_setting_beyond_float32_is_refused(tmp_path: Path, number: float) -> None:
+    # The writer has float32 only for this key: another type and eight bytes take its place. The data move, but within the alignment's padding or
+    # into other tensors' bytes, which nobody reads here.
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(1))
+    key, raw = b"llama.rope.freq_base", path.read_bytes()
+    place = raw.index(key) + len(key)
+    path.write_bytes(raw[:place] + struct.pack("<Id", 12, number) + raw[place + 8 :] + bytes(64))
+    with pytest.raises(CheckpointError, match=r"llama\.rope\.freq_base is .*; a number from"):
+        open_checkpoint(path)
 
 
 @pytest.mark.parametrize("version", [1, 4, 0x03000000])
