@@ -9,12 +9,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tiny_model import folder_tensors, gguf_tensors, write_folder, write_gguf
+from tiny_model import HEAD_DIM, HIDDEN, folder_tensors, gguf_tensors, write_folder, write_gguf
 
 from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.weights import open_checkpoint
-
-DAMAGES = 1500
+from lockstep.weights.formats import FORMATS
 
 
 def read_everything(path: Path) -> None:
@@ -68,20 +67,6 @@ def test_a_file_cut_short_anywhere_is_refused(target: tuple[Path, Path, int]) ->
     assert outcome(path) == "read"
 
 
-def test_changed_bytes_in_the_header_give_our_errors_or_a_read(target: tuple[Path, Path, int]) -> None:
-    path, file, header_bytes = target
-    raw = file.read_bytes()
-    generator = np.random.default_rng(5)
-    seen = set()
-    for _ in range(DAMAGES):
-        damaged = bytearray(raw)
-        for place in generator.integers(0, header_bytes, generator.integers(1, 4)):
-            damaged[place] = generator.choice([0, 1, 0x7F, 0x80, 0xFF, damaged[place] ^ (1 << int(generator.integers(8)))])
-        file.write_bytes(damaged)
-        seen.add(outcome(path))
-    assert seen >= {"read", "CheckpointError"}
-
-
 def gguf_header(tensors: int, entries: int, body: bytes, version: int = 3) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", version, tensors, entries) + body
 
@@ -130,6 +115,61 @@ def test_an_absurd_gguf_header_is_refused_by_name(tmp_path: Path, raw: bytes, ma
         open_checkpoint(path)
 
 
+@pytest.mark.parametrize("kind", list(gguf.GGMLQuantizationType), ids=lambda kind: kind.name)
+def test_a_row_that_is_no_whole_blocks_is_refused_and_a_format_that_we_lack_is_named(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    block, path = gguf.GGML_QUANT_SIZES[kind][0], tmp_path / "m.gguf"
+    shapes = [[block // 2], [block + 1], [1, block], [block - 1, 2 * block]] if block > 1 else [[0]]
+    for shape in shapes:
+        path.write_bytes(gguf_header(1, 0, tensor_entry("t", shape, kind, 0) + bytes(block * block * 8)))
+        lacking = kind.name not in FORMATS
+        message = (
+            f"tensor 't' has type {kind.name}, .* supported are F32, " if lacking else f"'t' of type {kind.name} .* whole blocks of {block} values"
+        )
+        with pytest.raises(UnsupportedError if lacking else CheckpointError, match=message):
+            open_checkpoint(path)
+
+
+def put_setting(path: Path, key: str, value: bytes) -> None:
+    """Other bytes for a metadata value, which lies behind its key and type."""
+    raw = path.read_bytes()
+    place = raw.index(key.encode()) + len(key) + 4
+    path.write_bytes(raw[:place] + value + raw[place + len(value) :])
+
+
+def test_heads_that_leave_no_values_a_head_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(1))
+    put_setting(path, "llama.attention.head_count", struct.pack("<I", HIDDEN + 1))
+    path.write_bytes(path.read_bytes().replace(b"rope.dimension_count", b"rope.dimension_other"))
+    with pytest.raises(CheckpointError, match=f"{HIDDEN + 1} heads in a hidden size of {HIDDEN}"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf, 0.0, -1.0, 0.5])
+def test_rotary_factors_that_are_no_factors_are_refused(tmp_path: Path, factor: float) -> None:
+    tensors = gguf_tensors(1) | {"rope_freqs.weight": np.full(HEAD_DIM // 2, factor, np.float32)}
+    with pytest.raises(UnsupportedError, match="rotary factors"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors))
+
+
+def test_a_huge_head_beside_few_rotary_factors_costs_no_memory(tmp_path: Path) -> None:
+    tensors = gguf_tensors(1) | {"rope_freqs.weight": np.ones(HEAD_DIM // 2, np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", tensors, extra={"llama.attention.key_length": 1 << 24})
+    put_setting(path, "llama.rope.dimension_count", struct.pack("<I", 1 << 24))
+    assert outcome(path) == "UnsupportedError"
+
+
+@pytest.mark.parametrize("number", [1e300, -1.0, float("nan"), float("inf"), 0.0, 5e-324])
+def test_a_setting_beyond_float32_is_refused(tmp_path: Path, number: float) -> None:
+    # The writer has float32 only for this key: another type and eight bytes take its place. The data move, but within the alignment's padding or
+    # into other tensors' bytes, which nobody reads here.
+    path = write_gguf(tmp_path / "m.gguf", gguf_tensors(1))
+    key, raw = b"llama.rope.freq_base", path.read_bytes()
+    place = raw.index(key) + len(key)
+    path.write_bytes(raw[:place] + struct.pack("<Id", 12, number) + raw[place + 8 :] + bytes(64))
+    with pytest.raises(CheckpointError, match=r"llama\.rope\.freq_base is .*; a number from"):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize("version", [1, 4, 0x03000000])
 def test_other_versions_and_byte_orders_of_gguf_are_unsupported(tmp_path: Path, version: int) -> None:
     path = tmp_path / "m.gguf"
@@ -138,8 +178,9 @@ def test_other_versions_and_byte_orders_of_gguf_are_unsupported(tmp_path: Path, 
         open_checkpoint(path)
 
 
-def safetensors(header: str, data_bytes: int) -> bytes:
-    return struct.pack("<Q", len(header)) + header.encode() + bytes(data_bytes)
+def safetensors(header: str, data_bytes: int, encoding: str = "utf-8") -> bytes:
+    encoded = header.encode(encoding, "surrogatepass")
+    return struct.pack("<Q", len(encoded)) + encoded + bytes(data_bytes)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +198,9 @@ def safetensors(header: str, data_bytes: int) -> bytes:
         (safetensors('{"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}', 8), "gaps"),
         (safetensors('{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', 8), "tensors end"),
         (safetensors('{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "x": 1}', 4), "twice"),
+        (safetensors('{"x": {"dtype": "F32", "shape": [0, 4611686018427387904], "data_offsets": [0, 0]}}', 0), "larger than any memory"),
+        (safetensors('{"x\ud800": 3}', 0), "UTF-8"),
+        (safetensors("{}", 0, "utf-16"), "UTF-8"),
         (safetensors('{"x": {"dtype": "F32", "shape": [9007199254740993], "data_offsets": [0, 36028797018963972]}}', 4), "tensors end"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

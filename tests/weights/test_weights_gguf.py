@@ -25,8 +25,10 @@ def embedded() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("matrix_type", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1])
-def test_every_number_format_is_widened_bit_for_bit_as_the_gguf_package_does(tmp_path: Path, matrix_type: gguf.GGMLQuantizationType) -> None:
+@pytest.mark.parametrize("matrix_type", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1])
+def test_every_number_format_that_it_writes_is_widened_bit_for_bit_as_the_gguf_package_does(
+    tmp_path: Path, matrix_type: gguf.GGMLQuantizationType
+) -> None:
     path = write_gguf(tmp_path / "m.gguf", gguf_tensors(1), matrix_type=matrix_type)
     checkpoint = open_checkpoint(path)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -168,7 +170,9 @@ def rewrite_rope_base(path: Path, tensors: dict[str, np.ndarray], base: dict[str
         ({"llama.expert_count": 8}, "llama", "expert_count"),
         ({"llama.attention.key_length": 32}, "llama", "rotation"),
         ({"llama.rope.scaling.type": "longrope"}, "llama", "longrope"),
-        ({"split.count": 3}, "llama", "one of 3 parts"),
+        ({"llama.expert_count": [0, 8]}, "llama", "expert_count is a list"),
+        ({"llama.attention.sliding_window": [0, 8]}, "llama", "sliding_window is a list"),
+        ({"llama.rope.scaling.type": ["yarn"]}, "llama", "rope.scaling.type is a list"),
     ],
 )
 def test_a_model_that_we_would_compute_wrongly_is_refused(tmp_path: Path, extra: dict[str, object], architecture: str, match: str) -> None:
@@ -185,8 +189,9 @@ def test_a_tensor_that_we_would_not_use_is_refused(tmp_path: Path) -> None:
 
 def test_an_unsupported_number_format_is_named_with_those_that_are_supported(tmp_path: Path) -> None:
     tensors = gguf_tensors(1)
-    with pytest.raises(UnsupportedError, match=r"Q5_0.*F32, F16, BF16, Q8_0, Q4_0, Q4_1"):
-        open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors, matrix_type=Type.Q5_0))
+    supported = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K"
+    with pytest.raises(UnsupportedError, match=f"type MXFP4, which is not supported; supported are {supported}"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors, matrix_type=Type.MXFP4))
 
 
 def test_a_missing_tensor_is_named_when_it_is_read(tmp_path: Path) -> None:

