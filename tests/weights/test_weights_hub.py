@@ -102,13 +102,13 @@ def test_everything_of_one_start_is_of_one_commit(
     hub: FakeHub, llama: Repository, find: Find, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The branch moves while its files are fetched."""
-    other = write_tiny_llama(tmp_path / "retrained", seed=1)
-    resolve = huggingface_hub.HfApi.list_repo_tree
+    other = write_tiny_llama(tmp_path / "retrained", seed=1, shards=1)
+    listing = huggingface_hub.HfApi.list_repo_tree
 
     def move_then_list(api: Any, *given: Any, **more: Any) -> Any:
         if len(llama.commits) == 1:
             llama.commit_folder(other)
-        return resolve(api, *given, **more)
+        return listing(api, *given, **more)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_tree", move_then_list)
     assert open_checkpoint(find(NAME)).fingerprint() == open_checkpoint(folder).fingerprint()
