@@ -149,9 +149,13 @@ def test_offline_reads_a_cache_that_other_tools_filled(
     assert open_checkpoint(find(NAME)).names()
 
 
-def test_a_hub_that_does_not_answer_leaves_what_the_cache_holds(llama: Repository, find: Find) -> None:
+def test_a_hub_that_does_not_answer_leaves_what_the_cache_holds(hub: FakeHub, llama: Repository, find: Find) -> None:
     found = find(NAME)
-    assert find(NAME, endpoint="http://127.0.0.1:1") == found
+    hub.statuses["/api/"] = 503
+    assert find(NAME) == find(NAME, endpoint="http://127.0.0.1:1") == found
+    hub.statuses["/api/"] = 404
+    with pytest.raises(CheckpointError, match="no such model"):
+        find(NAME)
     with pytest.raises(CheckpointError, match=r"no connection to http://127\.0\.0\.1:1 .*check the network"):
         find("tiny/other", endpoint="http://127.0.0.1:1")
 
