@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_process import COMMAND, PATIENCE_S
+from served_process import COMMAND, PATIENCE_S, Said
 
 from fake_hub import FakeHub, fake_hub
 from tiny_llama import write_tiny_llama
@@ -70,6 +72,20 @@ def test_two_stages_by_name_give_the_tokens_of_the_folder_and_so_does_an_offline
     offline = {**environment, "HF_HUB_OFFLINE": "1"}
     assert tokens(run(offline, "generate", "--model", NAME, *TWO, *QUICK)[0]) == expected
     assert hub.requests == []
+
+
+def test_a_server_goes_by_the_models_name_and_logs_its_commit(hub: FakeHub, folder: Path, environment: dict[str, str]) -> None:
+    command = [*COMMAND, "serve", NAME, "--port", "0", "--dtype", "float32"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = Said(process.stderr)
+        try:
+            said.wait_for(re.compile(rf"lockstep serves {NAME} at (http://\S+)"))
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+            said.join()
+    assert f"{NAME}: commit {hub.repositories[NAME].refs['main']} of revision main" in said.text
 
 
 def test_the_tokenizer_may_have_a_name_of_its_own(hub: FakeHub, folder: Path, environment: dict[str, str]) -> None:
