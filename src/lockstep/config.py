@@ -5,7 +5,7 @@ Knows ranges and relations between settings; does not know the model (that is ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lockstep.errors import ConfigError
@@ -15,7 +15,11 @@ Executor = Literal["auto", "local", "mp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """model: "smollm2" (the embedded default), a .gguf file or a Hugging Face folder. tokenizer: another folder or .gguf to take it from.
+    """model: "smollm2" (the embedded default), a .gguf file, a Hugging Face folder or a Hugging Face name: ORG/NAME, ORG/NAME:Q4_K_M,
+    ORG/NAME:FILE.gguf. tokenizer: another folder, .gguf or name to take it from.
+    revision, tokenizer_revision: branch, tag or commit of a Hugging Face name; None is the default branch, and for a tokenizer of the model's own
+    repository the model's revision. download_dir: cache of downloads, None is huggingface_hub's own. hf_token: of a Hugging Face account; True asks
+    for the stored one, None sends HF_TOKEN or the stored one if there is any. use_tqdm_on_load: downloads show their progress on standard error.
     dtype: of weights and KV; "auto" is bfloat16. max_model_len: window in tokens, None for the model's own.
 
     pipeline_parallel_size: stages. layer_split: layers a stage, "16,14"; None splits by weight bytes.
@@ -46,6 +50,11 @@ class EngineConfig:
 
     model: str
     tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    download_dir: str | None = None
+    hf_token: str | bool | None = field(default=None, repr=False)
+    use_tqdm_on_load: bool = True
     dtype: str = "auto"
     max_model_len: int | None = None
     pipeline_parallel_size: int = 1
@@ -79,6 +88,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must be the name or path of a model, got {self.model!r}")
+        for name in ("tokenizer", "revision", "tokenizer_revision", "download_dir"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigError(f"{name} must be a text that is not empty, or left out, got {value!r}")
+        if not isinstance(self.hf_token, (str, bool, type(None))) or self.hf_token == "":
+            found = "an empty text" if self.hf_token == "" else type(self.hf_token).__name__
+            raise ConfigError(f"hf_token must be a token, true or left out, got {found}")
         _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float", "bf16", "fp32"))
         _choice("distributed_executor_backend", self.distributed_executor_backend, ("auto", "local", "mp"))
         _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
@@ -104,7 +120,7 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), low, high)
-        for name in ("enable_prefix_caching", "async_scheduling", "runtime_checks", "record_tokens"):
+        for name in ("enable_prefix_caching", "async_scheduling", "runtime_checks", "record_tokens", "use_tqdm_on_load"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         for name in ("heartbeat_timeout_s", "step_timeout_s", "startup_timeout_s", "restart_backoff_s"):

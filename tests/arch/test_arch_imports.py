@@ -27,7 +27,7 @@ TABLE: dict[str, Allowance] = {
     "ops": Allowance(("errors",), ("numpy",)),
     "backends": Allowance(("ops", "errors"), ("numpy",)),
     "models": Allowance(("ops", "errors"), ("numpy",)),
-    "weights": Allowance(("models.spec", "ops", "errors"), ("numpy", "safetensors", "gguf")),
+    "weights": Allowance(("models.spec", "ops", "errors"), ("numpy", "safetensors", "gguf", "huggingface_hub", "tqdm")),
     "sampling": Allowance(("ops", "core.params", "core.shaping", "errors"), ("numpy", "llguidance")),
     "spec": Allowance(("models", "sampling", "ops", "core", "errors"), ("numpy",)),
     "disagg": Allowance(("core", "errors"), ("numpy", "zmq")),

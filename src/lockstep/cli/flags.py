@@ -61,8 +61,7 @@ def count(text: str) -> int:
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     d = {name: field.default for name, field in EngineConfig.__dataclass_fields__.items()}
     model = parser.add_argument_group("model")
-    model.add_argument("model", metavar="MODEL", help="'smollm2' (the embedded default), a .gguf file, or a Hugging Face folder")
-    model.add_argument("--tokenizer", help="take the tokenizer from this folder or .gguf file (default: the model's)")
+    add_model_flags(model)
     model.add_argument(
         "--dtype", default=d["dtype"], choices=("auto", "bfloat16", "float32"), help="of weights and KV; auto is bfloat16 (default: %(default)s)"
     )
@@ -107,6 +106,28 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add_failure_flags(parser.add_argument_group("failures"), d)
 
 
+def add_model_flags(model: argparse._ArgumentGroup) -> None:
+    """Which model, and how a hub is asked for it."""
+    model.add_argument(
+        "model",
+        metavar="MODEL",
+        help="'smollm2' (the embedded default), a .gguf file, a Hugging Face folder, or a Hugging Face name: ORG/NAME, or ORG/NAME:Q4_K_M and "
+        "ORG/NAME:FILE.gguf for GGUF; may also be given as --model MODEL; "
+        "huggingface_hub's variables HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE count",
+    )
+    model.add_argument("--tokenizer", help="take the tokenizer from this folder, .gguf file or Hugging Face name (default: the model's)")
+    model.add_argument("--revision", help="branch, tag or commit of a Hugging Face name (default: the repository's default branch)")
+    model.add_argument("--tokenizer-revision", help="the same for the tokenizer (default: the model's, where it is of the same repository)")
+    model.add_argument("--download-dir", help="where downloads are kept (default: $HF_HUB_CACHE, or 'hub' in $HF_HOME)")
+    model.add_argument(
+        "--hf-token",
+        nargs="?",
+        const=True,
+        help="token of a Hugging Face account; without a value the stored one, which then must be there (default: $HF_TOKEN, or the stored one)",
+    )
+    model.add_argument("--use-tqdm-on-load", action=argparse.BooleanOptionalAction, default=True, help="show the progress of downloads")
+
+
 def _add_failure_flags(failures: argparse._ArgumentGroup, d: Mapping[str, Any]) -> None:
     failures.add_argument(
         "--max-restarts",
@@ -131,8 +152,10 @@ def _add_failure_flags(failures: argparse._ArgumentGroup, d: Mapping[str, Any]) 
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """With --json nothing is said of progress."""
     names = set(EngineConfig.__dataclass_fields__)
-    return EngineConfig(**{name: value for name, value in vars(arguments).items() if name in names})
+    settings = {name: value for name, value in vars(arguments).items() if name in names}
+    return EngineConfig(**settings | ({"use_tqdm_on_load": False} if getattr(arguments, "json", False) else {}))
 
 
 def refuse_unsupported(arguments: list[str]) -> None:
@@ -141,6 +164,17 @@ def refuse_unsupported(arguments: list[str]) -> None:
         flag = argument.split("=", 1)[0]
         if flag in UNSUPPORTED:
             raise UnsupportedError(f"{flag}: {UNSUPPORTED[flag]}")
+
+
+def model_in_place(arguments: list[str]) -> list[str]:
+    """Puts the value of `--model`, as vLLM also takes it, right after the command, where it belongs."""
+    arguments = [part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--model=") else [argument])]
+    if "--model" not in arguments[1:]:
+        return arguments
+    at = arguments.index("--model")
+    if at + 1 == len(arguments):
+        raise ConfigError("--model needs the name or path of a model")
+    return [arguments[0], arguments[at + 1], *arguments[1:at], *arguments[at + 2 :]]
 
 
 def expand_config_file(arguments: list[str]) -> list[str]:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lockstep import __version__
-from lockstep.cli import generate, replay, serve, sim, verify
-from lockstep.cli.flags import expand_config_file, refuse_unsupported
+from lockstep.cli import download, generate, replay, serve, sim, verify
+from lockstep.cli.flags import expand_config_file, model_in_place, refuse_unsupported
 from lockstep.errors import CallerError, LockstepError
 
 Command = Callable[[argparse.Namespace], int]
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        expanded = expand_config_file(given)
+        expanded = model_in_place(expand_config_file(given))
         refuse_unsupported(expanded)
         parsed = _parser().parse_args(expanded)
         command: Command = parsed.run
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (serve, generate, verify, replay, sim):
+    for module in (serve, generate, download, verify, replay, sim):
         module.add_command(commands)
     return parser
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.cli.flags import add_engine_flags, count, engine_config
 from lockstep.errors import ConfigError
+from lockstep.launch import local_config
 from lockstep.launch.serving import Address, run_server
 from lockstep.server.settings import ServerSettings
 
@@ -69,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
             key = ' -H "Authorization: Bearer $KEY"' if settings.api_key else ""
             print(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'", file=sys.stderr, flush=True)
 
-    return _run_loop(run_server(config, settings, address, on_listening=on_listening))
+    local = local_config(config)  # what has to be downloaded comes before the loop, which would hold an interrupt back
+    return _run_loop(run_server(local, settings, address, on_listening=on_listening))
 
 
 def _run_loop(coroutine: Coroutine[Any, Any, int]) -> int:

@@ -7,6 +7,6 @@ __main__   the entry of a stage's process
 """
 
 from lockstep.launch.engine import RunningEngine, launch_engine
-from lockstep.launch.model import ResolvedModel, load_tokenizer, resolve_model
+from lockstep.launch.model import ResolvedModel, load_tokenizer, local_config, resolve_model
 
-__all__ = ["ResolvedModel", "RunningEngine", "launch_engine", "load_tokenizer", "resolve_model"]
+__all__ = ["ResolvedModel", "RunningEngine", "launch_engine", "load_tokenizer", "local_config", "resolve_model"]

@@ -16,7 +16,7 @@ from lockstep.config import EngineConfig
 from lockstep.core.scheduler import Scheduler, SchedulerConfig
 from lockstep.core.table import SlotTable
 from lockstep.errors import LockstepError
-from lockstep.launch.model import ResolvedModel, resolve_model
+from lockstep.launch.model import ResolvedModel, resolve_model, stage_config
 from lockstep.launch.recordings import check_folder, make_recording_folder
 from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, table_shape
 from lockstep.runtime.driver import Driver
@@ -147,7 +147,7 @@ def _launch_local(config: EngineConfig, model: ResolvedModel, weights: PackedWei
 
 
 def _launch_processes(config: EngineConfig, model: ResolvedModel, stage_module: str, stage_environment: Mapping[str, str] | None) -> ProcessCluster:
-    settings = json.dumps(dataclasses.asdict(config))
+    settings = json.dumps(dataclasses.asdict(stage_config(config, model)))
 
     def command(folder: Path, epoch: int, index: int) -> Sequence[str]:
         """-P: what lies in the caller's current folder is not imported."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lockstep.models.split import parse_split, split_layers
 from lockstep.ops.backend import DType
 from lockstep.ops.program import Program
 from lockstep.text import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
-from lockstep.weights import Checkpoint, find_model, open_checkpoint
+from lockstep.weights import Checkpoint, HubOptions, find_model, open_checkpoint, parse_hub_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ResolvedModel:
 
 def resolve_model(config: EngineConfig, checkpoint: Checkpoint | None = None) -> ResolvedModel:
     """checkpoint: the model's, if it is open already. Raises CheckpointError, UnsupportedError or ConfigError before anything is loaded."""
-    checkpoint = checkpoint or open_checkpoint(find_model(config.model))
+    checkpoint = checkpoint or open_checkpoint(_find_model(config))
     spec = spec_from_config(checkpoint.config)
     window = config.max_model_len or spec.window
     if window > spec.window:
@@ -59,7 +59,48 @@ def _end_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[int, ...]:
 def load_tokenizer(config: EngineConfig, model: ResolvedModel) -> Tokenizer:
     """The model's own tokenizer, or the one that the config names."""
     source: Path | Mapping[str, Any] = model.checkpoint.tokenizer_source
-    if config.tokenizer is not None:
-        other = find_model(config.tokenizer)
+    other = _find_tokenizer(config)
+    if other is not None:
         source = other if other.is_dir() else open_checkpoint(other).tokenizer_source
     return tokenizer_from_folder(source) if isinstance(source, Path) else tokenizer_from_gguf(source)
+
+
+def local_config(config: EngineConfig) -> EngineConfig:
+    """The same with paths for model and tokenizer, and nothing of a hub: what is named as there is in the cache afterwards.
+    Raises CheckpointError, ConfigError."""
+    model, tokenizer = _find_model(config), _find_tokenizer(config)
+    return _without_hub(config, model, tokenizer)
+
+
+def stage_config(config: EngineConfig, model: ResolvedModel) -> EngineConfig:
+    """What a stage's process is told: the model by its path. It asks no hub, and no token stands on its command line."""
+    return _without_hub(config, model.checkpoint.path, None)
+
+
+def _without_hub(config: EngineConfig, model: Path, tokenizer: Path | None) -> EngineConfig:
+    named = None if tokenizer is None else str(tokenizer)
+    return replace(config, model=str(model), tokenizer=named, revision=None, tokenizer_revision=None, download_dir=None, hf_token=None)
+
+
+def _find_model(config: EngineConfig) -> Path:
+    return find_model(config.model, _hub_options(config, config.revision))
+
+
+def _find_tokenizer(config: EngineConfig) -> Path | None:
+    """None: the model's own. A tokenizer of the model's own repository is of the model's revision if it names none."""
+    named = config.tokenizer or (config.model if config.tokenizer_revision is not None else None)
+    if named is None:
+        return None
+    same = _repository(named) is not None and _repository(named) == _repository(config.model)
+    revision = config.tokenizer_revision or (config.revision if same else None)
+    return find_model(named, _hub_options(config, revision), tokenizer_only=True)
+
+
+def _repository(name: str) -> str | None:
+    parsed = parse_hub_name(name)
+    return None if parsed is None else parsed.repository
+
+
+def _hub_options(config: EngineConfig, revision: str | None) -> HubOptions:
+    folder = None if config.download_dir is None else Path(config.download_dir)
+    return HubOptions(revision=revision, cache_folder=folder, token=config.hf_token, progress=config.use_tqdm_on_load)

