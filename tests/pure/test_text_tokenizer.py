@@ -152,6 +152,15 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
         ("qwen2", "a 123  4", ["a", "Ġ", "1", "2", "3", "Ġ", "Ġ", "4"]),
         ("llama-bpe", "a 1234  5", ["a", "Ġ", "123", "4", "Ġ", "Ġ", "5"]),
         ("llama-bpe", "It'S x", ["It", "'S", "Ġx"]),
+        ("qwen35", "e\u0301a", ["eÌģa"]),
+        ("tekken", "DeepSeek's 12", ["Deep", "Seek", "'s", "Ġ", "1", "2"]),
+        ("gpt-4o", "DeepSeek's 1234", ["Deep", "Seek's", "Ġ", "123", "4"]),
+        ("deepseek-llm", "aB_c 12 日本\n\n", ["aB", "_", "c", "Ġ", "12", "Ġ", "æĹ¥æľ¬", "Ċ", "Ċ"]),
+        ("deepseek-coder", "aB_c 12 日本\n\n", ["aB", "_", "c", "Ġ", "1", "2", "Ġ", "æĹ¥æľ¬", "Ċ", "Ċ"]),
+        ("deepseek-v3", "(aB)_c 1234 日本\n\n", ["(aB", ")_", "c", "Ġ", "123", "4", "Ġ", "æĹ¥æľ¬", "ĊĊ"]),
+        ("falcon", "a`b 12345", ["a", "`", "b", "Ġ", "123", "45"]),
+        ("default", "a`b $12345", ["a", "`", "b", "Ġ", "$", "123", "45"]),
+        ("bailingmoe", "It'S a\n\n12", ["It", "'S", "Ġa", "ĊĊ", "1", "2"]),
     ],
 )
 def test_every_cut_splits_digits_and_spaces_in_its_own_way(cut: str, text: str, expected: list[str]) -> None:
@@ -161,8 +170,9 @@ def test_every_cut_splits_digits_and_spaces_in_its_own_way(cut: str, text: str, 
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
-        ({"ggml.model": "llama"}, UnsupportedError, "kind 'llama'"),
-        ({"ggml.pre": "tekken"}, UnsupportedError, "'tekken'.*smollm"),
+        ({"ggml.model": "bert"}, UnsupportedError, "kind 'bert'.*'llama'"),
+        ({"ggml.model": None}, UnsupportedError, "kind None"),
+        ({"ggml.pre": "kimi-k2"}, UnsupportedError, "'kimi-k2'.*smollm"),
         ({"ggml.pre": None}, UnsupportedError, "None"),
         ({"ggml.tokens": None}, CheckpointError, "tokens is missing"),
         ({"ggml.tokens": ["a", "a"]}, CheckpointError, "twice"),
@@ -170,6 +180,7 @@ def test_every_cut_splits_digits_and_spaces_in_its_own_way(cut: str, text: str, 
         ({"ggml.merges": ["nothing here"]}, CheckpointError, "does not make a token"),
         ({"ggml.token_type": [1]}, CheckpointError, "1 entries"),
         ({"ggml.eos_token_id": 99999}, CheckpointError, "99999"),
+        ({"ggml.add_bos_token": 3}, CheckpointError, "add_bos_token is 3"),
     ],
 )
 def test_gguf_fields_that_do_not_fit_are_refused(changes: dict[str, Any], error: type[Exception], match: str) -> None:
