@@ -48,6 +48,7 @@ TOOLS = """{%- macro type_of(schema) -%}{{ schema.type if schema.type is string 
     {%- if message.reasoning_content is defined %}<think>{{ message.reasoning_content }}|{{ message.thinking }}</think>{% endif %}
     {%- for call in message.tool_calls | default([]) %}{% set given = call.function.arguments %}
     {{- call.function.name }}{{ given | tojson if given is mapping else given }}{% endfor %}
+{{ 'name' in message }}
   {% if 'tool_call_id' in message %}
   #{{ message.tool_call_id }}
   {% endif %}

@@ -107,6 +107,7 @@ def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def sentencepiece_gguf(path: Path, model: bytes, *, kind: str = "llama", architecture: str = "llama", **extra: object) -> Path:
+    """Of "gemma2" as converters write it: pieces of several spaces with spaces, as the maker's own, and scores that say nothing of merges."""
     processor = processor_of(model)
     tokens, kinds, scores = [], [], []
     for index in range(processor.get_piece_size()):
@@ -114,7 +115,9 @@ def sentencepiece_gguf(path: Path, model: bytes, *, kind: str = "llama", archite
         control, unknown, byte, unused = (getattr(processor, f"is_{name}")(index) for name in ("control", "unknown", "byte", "unused"))
         kinds.append(2 if unknown else 3 if control else 6 if byte else 5 if unused else 4 if piece in USER_TOKENS else 1)
         tokens.append(piece)
-        scores.append(processor.get_score(index))
+        scores.append(0.0 if architecture == "gemma2" else processor.get_score(index))
+        if architecture == "gemma2" and len(piece) > 1 and not piece.strip("▁"):
+            tokens[-1], kinds[-1] = " " * len(piece), 4
     fields = {"tokenizer.ggml.scores": scores, **{f"tokenizer.ggml.{key}": value for key, value in extra.items()}}
     ids = {"bos": processor.bos_id(), "eos": processor.eos_id(), "unknown": processor.unk_id()}
     return write_gguf(path, kind, tokens, kinds, fields, architecture=architecture, **ids)
