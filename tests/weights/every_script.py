@@ -66,7 +66,7 @@ CODE = (
     "<div class=\"a\">&nbsp;</div>",
     "https://example.org/a?b=c&d=%20e#f", '{"a": [1, 2.5e-10, null], "é": "\\ud83d\\ude00"}', "\\u00e9 \\ud83d \\x00 \\N{DASH}",
     "x = y+z; // TODO: it's John's", "v1.2.3-rc4",
-    "a_b-c.d/e\\f", "#include <stdio.h>\r\n", "$HOME/${x:-y}", "1,234,567.89 €", "I'M you're IT'S they'LL",
+    "a_b-c.d/e\\f", "#include <stdio.h>\r\n", "f();\n/// x\n//\n}/\n", "$HOME/${x:-y}", "1,234,567.89 €", "I'M you're IT'S they'LL",
 )  # fmt: skip
 EMOJI = ("👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇫🇷", "1️⃣", "❤️", "🧑🏿‍🚀", "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f")
 

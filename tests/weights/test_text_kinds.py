@@ -15,10 +15,20 @@ from typing import Any
 import pytest
 from every_script import texts
 from tokenizers import AddedToken, normalizers
-from trained_tokenizers import byte_level, byte_level_gguf, processor_of, save_folder, sentencepiece_gguf, train_sentencepiece
+from trained_tokenizers import (
+    byte_level,
+    byte_level_gguf,
+    corpus,
+    independent_cut,
+    processor_of,
+    save_folder,
+    sentencepiece_gguf,
+    train_sentencepiece,
+)
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
 from lockstep.text import TextStream, Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from lockstep.text.cuts import cut_named
 from lockstep.weights.gguf_file import open_gguf
 
 TEXTS = texts(2000)
@@ -175,6 +185,14 @@ def test_chats_equal_those_of_transformers(pair: Pair) -> None:
             assert rendered == expected
             ids = theirs.apply_chat_template(chat, tokenize=True, return_dict=False, add_generation_prompt=wanted)
             assert ours.encode(rendered, add_special_tokens=False) == ids
+
+
+@pytest.mark.parametrize("cut", [*KNOWN_CUTS, *OTHER_CUTS])
+def test_every_cut_divides_texts_as_the_libraries_have_it(cut: str) -> None:
+    """Before any merge, which may hide a cut at a wrong place."""
+    ours, theirs = cut_named(cut).pre_tokenizer(), independent_cut(cut)
+    for text in (*TEXTS, *corpus()[:64]):
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text), text
 
 
 @pytest.mark.parametrize("cut", KNOWN_CUTS)

@@ -1,7 +1,7 @@
 """SentencePiece's own file, tokenizer.model. Knows the few fields of its protocol buffer that decide how text is encoded; does not know how.
 
-A reader of forty lines stands here in place of the sentencepiece and protobuf packages, which are ten megabytes beside it, and of which the first
-does not give out the settings (field numbers: sentencepiece_model.proto; encoding: protobuf.dev/programming-guides/encoding).
+A small reader of its own stands here in place of the sentencepiece and protobuf packages, of which the first does not give out the settings without
+the second (field numbers: sentencepiece_model.proto; encoding: protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
