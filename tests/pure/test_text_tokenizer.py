@@ -91,6 +91,63 @@ def test_a_beginning_token_is_added_only_where_asked_for(tmp_path: Path) -> None
     assert tokenizer.encode("the") == [0, *plain]
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [({}, [0]), ({"add_bos_token": True}, [0]), ({"add_bos_token": False}, []), ({"add_eos_token": True}, [1]), ({"add_bos_token": None}, [0])],
+)
+def test_the_folders_settings_say_what_goes_around_a_text(tmp_path: Path, flags: dict[str, object], expected: list[int]) -> None:
+    backend = train("byte-level")
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = tokenizer_from_folder(write_folder(tmp_path, backend, {"bos_token": "<s>", "eos_token": "</s>", **flags}))
+    plain = tokenizer.encode("the", add_special_tokens=False)
+    assert [token for token in tokenizer.encode("the") if token not in plain] == expected
+
+
+def test_added_tokens_that_only_the_folders_settings_list_are_tokens(tmp_path: Path) -> None:
+    backend = train("byte-level")
+    count, word = backend.get_vocab_size(), backend.encode("the").tokens[0]
+    listed = {
+        str(count): {"content": "<new>", "special": True, "rstrip": True},
+        str(count + 1): {"content": "<plain>", "special": False},
+        str(backend.token_to_id(word)): {"content": word, "special": True},
+        "0": {"content": "<s>", "special": True},
+    }
+    tokenizer = tokenizer_from_folder(write_folder(tmp_path, backend, {"added_tokens_decoder": listed}))
+    assert tokenizer.vocab_size == count + 2
+    assert tokenizer.encode("<new>  <plain>") == [count, count + 1]
+    assert {count, backend.token_to_id(word)} <= tokenizer.special_ids
+    assert count + 1 not in tokenizer.special_ids
+
+
+@pytest.mark.parametrize(
+    ("listed", "match"),
+    [
+        ({"7": {"content": "</s>"}}, "gives '</s>' the id 7, the vocabulary 1"),
+        ({"9999": {"content": "<new>"}}, "the id 9999"),
+        ({"x": {"content": "<new>"}}, "must hold tokens"),
+        ({"7": "<new>"}, "must hold tokens"),
+        ([1], "must be an object"),
+    ],
+)
+def test_added_tokens_that_do_not_fit_the_vocabulary_are_refused(tmp_path: Path, listed: object, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        tokenizer_from_folder(write_folder(tmp_path, train("byte-level"), {"added_tokens_decoder": listed}))
+
+
+def test_every_template_that_a_gguf_file_names_can_be_chosen() -> None:
+    fields = gguf_fields(chat_template="D", chat_templates=["tool_use", "rag"], **{"chat_template.tool_use": "T", "chat_template.rag": "R"})
+    tokenizer = tokenizer_from_gguf(fields)
+    hello = [{"role": "user", "content": "x"}]
+    assert [tokenizer.render_chat(hello, **asked) for asked in ({}, {"tools": [{}]}, {"chat_template": "rag"})] == ["D", "T", "R"]
+    assert tokenizer_from_gguf(gguf_fields()).chat_template is None
+
+
+def test_a_token_that_the_file_names_is_special_whatever_its_type() -> None:
+    types = gguf_fields()["tokenizer.ggml.token_type"]
+    tokenizer = tokenizer_from_gguf(gguf_fields(**{"ggml.token_type": [1, *types[1:]], "ggml.padding_token_id": 5}))
+    assert tokenizer.special_ids == {0, 1, 5}
+
+
 def test_folders_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"expected a tokenizer\.json"):
         tokenizer_from_folder(tmp_path)
@@ -152,6 +209,15 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
         ("qwen2", "a 123  4", ["a", "Ġ", "1", "2", "3", "Ġ", "Ġ", "4"]),
         ("llama-bpe", "a 1234  5", ["a", "Ġ", "123", "4", "Ġ", "Ġ", "5"]),
         ("llama-bpe", "It'S x", ["It", "'S", "Ġx"]),
+        ("qwen35", "e\u0301a", ["eÌģa"]),
+        ("tekken", "DeepSeek's 12", ["Deep", "Seek", "'s", "Ġ", "1", "2"]),
+        ("gpt-4o", "DeepSeek's 1234", ["Deep", "Seek's", "Ġ", "123", "4"]),
+        ("deepseek-llm", "aB_c 12 日本\n\n", ["aB", "_", "c", "Ġ", "12", "Ġ", "æĹ¥æľ¬", "Ċ", "Ċ"]),
+        ("deepseek-coder", "aB_c 12 日本\n\n", ["aB", "_", "c", "Ġ", "1", "2", "Ġ", "æĹ¥æľ¬", "Ċ", "Ċ"]),
+        ("deepseek-v3", "(aB)_c 1234 日本\n\n", ["(aB", ")_", "c", "Ġ", "123", "4", "Ġ", "æĹ¥æľ¬", "ĊĊ"]),
+        ("falcon", "a`b 12345", ["a", "`", "b", "Ġ", "123", "45"]),
+        ("default", "a`b $12345", ["a", "`", "b", "Ġ", "$", "123", "45"]),
+        ("bailingmoe", "It'S a\n\n12", ["It", "'S", "Ġa", "ĊĊ", "1", "2"]),
     ],
 )
 def test_every_cut_splits_digits_and_spaces_in_its_own_way(cut: str, text: str, expected: list[str]) -> None:
@@ -161,8 +227,9 @@ def test_every_cut_splits_digits_and_spaces_in_its_own_way(cut: str, text: str, 
 @pytest.mark.parametrize(
     ("changes", "error", "match"),
     [
-        ({"ggml.model": "llama"}, UnsupportedError, "kind 'llama'"),
-        ({"ggml.pre": "tekken"}, UnsupportedError, "'tekken'.*smollm"),
+        ({"ggml.model": "bert"}, UnsupportedError, "kind 'bert'.*'llama'"),
+        ({"ggml.model": None}, UnsupportedError, "kind None"),
+        ({"ggml.pre": "kimi-k2"}, UnsupportedError, "'kimi-k2'.*smollm"),
         ({"ggml.pre": None}, UnsupportedError, "None"),
         ({"ggml.tokens": None}, CheckpointError, "tokens is missing"),
         ({"ggml.tokens": ["a", "a"]}, CheckpointError, "twice"),
@@ -170,6 +237,7 @@ def test_every_cut_splits_digits_and_spaces_in_its_own_way(cut: str, text: str, 
         ({"ggml.merges": ["nothing here"]}, CheckpointError, "does not make a token"),
         ({"ggml.token_type": [1]}, CheckpointError, "1 entries"),
         ({"ggml.eos_token_id": 99999}, CheckpointError, "99999"),
+        ({"ggml.add_bos_token": 3}, CheckpointError, "add_bos_token is 3"),
     ],
 )
 def test_gguf_fields_that_do_not_fit_are_refused(changes: dict[str, Any], error: type[Exception], match: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from every_script import texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
@@ -108,6 +109,17 @@ def test_ids_equal_those_of_transformers_where_digits_are_cut_as_the_file_says(
     check()
 
 
+def test_two_thousand_texts_of_every_script_have_the_ids_and_text_of_transformers_cut_as_the_file_says(
+    ours: Tokenizer, theirs_cut_as_the_file_says: tokenizers.Tokenizer
+) -> None:
+    for text in texts(2000):
+        ids = ours.encode(text)
+        assert ids == theirs_cut_as_the_file_says.encode(text).ids, text
+        stream = TextStream(ours)
+        streamed = "".join(stream.push([token]).text for token in ids) + stream.finish().text
+        assert ours.decode(ids) == streamed == theirs_cut_as_the_file_says.decode(ids)
+
+
 def test_decoded_and_streamed_text_equals_that_of_transformers(ours: Tokenizer, theirs: Any) -> None:
     @given(st.lists(st.integers(0, 49151) | st.integers(0, 300), max_size=30), st.booleans())
     @settings(max_examples=200, deadline=None, derandomize=True)
@@ -131,6 +143,15 @@ def test_named_tokens_equal_those_of_transformers(ours: Tokenizer, theirs: Any) 
     assert ours.eos_token_ids == (theirs.eos_token_id,) == (2,)
     assert ours.special_ids == {token for token, added in theirs.added_tokens_decoder.items() if added.special}
     assert ours.chat_template == theirs.chat_template
+
+
+def test_chats_of_every_script_equal_those_of_transformers(ours: Tokenizer, theirs: Any) -> None:
+    found = texts(2000)
+    for start in range(0, 2000, 4):
+        chat = [{"role": role, "content": text} for role, text in zip(("system", "user", "assistant", "user"), found[start : start + 4], strict=True)]
+        for chosen in (chat, chat[1:]):
+            expected = theirs.apply_chat_template(chosen, tokenize=False, add_generation_prompt=start % 8 == 0)
+            assert ours.render_chat(chosen, add_generation_prompt=start % 8 == 0) == expected
 
 
 @pytest.mark.parametrize("generation_prompt", [True, False])

