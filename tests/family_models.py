@@ -1,4 +1,5 @@
-"""A tiny model of each dense family: its config, our weights for it, and transformers' own model that holds the same. Knows no backend.
+"""A tiny model of each dense family: its config, our weights for it, and transformers' own model that holds the same. Knows no backend, and imports
+torch only for the last.
 
 Windows of 8 and 16 positions, soft caps and scales small enough to tell, contexts past every window's edge and every attention tile's.
 """
@@ -9,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from lockstep.models.spec import ModelSpec, spec_from_config
 from lockstep.ops.step import F32
@@ -24,7 +23,7 @@ TOKENS = 120
 def long_rope(width: int) -> dict[str, Any]:
     """LongRoPE for `width` rotated values of a head."""
     half = np.arange(width // 2)
-    return {"rope_type": "longrope", "short_factor": (1.0 + 0.1 * half).tolist(), "long_factor": (1.5 + 0.7 * half).tolist()}
+    return {"rope_type": "longrope", "short_factor": (1.0 + 0.125 * half).tolist(), "long_factor": (1.5 + 0.75 * half).tolist()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +46,20 @@ class FamilyModel:
         return spec_from_config(self.config)
 
     def weights(self) -> dict[str, F32]:
-        """float32 by Hugging Face's names. Gains that 1 is added to lie around 0."""
+        """float32 by Hugging Face's names. Gains that 1 is added to lie around 0. A head that is the embedding has larger weights than one of its
+        own, so the final norm is smaller there, or no sampled token would differ from the best."""
         tensors = tiny_weights(self.spec, seed=3)
+        if self.spec.tie_embeddings:
+            tensors["model.norm.weight"] *= np.float32(0.25)
         if self.spec.norm_offset:
             tensors = {name: values - np.float32(0.9) if name.endswith("norm.weight") else values for name, values in tensors.items()}
         return tensors
 
     def transformers_model(self) -> Any:
         """transformers' model with exactly these weights, float32, attention written out."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**self.config), attn_implementation="eager", dtype=torch.float32)
         assert type(model).__name__ == self.model_class
         missing, unexpected = model.load_state_dict({name: torch.from_numpy(values) for name, values in self.weights().items()}, strict=False)
