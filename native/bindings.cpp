@@ -124,13 +124,14 @@ void read_buffer(const Executable& executable, int64_t buffer, const Array<float
   std::copy_n(executable.buffer_data(buffer), rows * width, out.data());
 }
 
-// exp, log or Gumbel noise by one instruction set's own code, for tests of its accuracy.
+// exp, log, tanh or Gumbel noise by one instruction set's own code, for tests of its accuracy.
 void elementwise(const std::string& instruction_set, const std::string& function, const Array<const float, 1>& x, const Array<float, 1>& out) {
   expect_size("out", x.shape(0), out.shape(0));
   const KernelTable* kernels = kernels_named(instruction_set);
   if (function == "exp") return kernels->exp_of(x.data(), static_cast<int64_t>(x.shape(0)), out.data());
   if (function == "log") return kernels->log_of(x.data(), static_cast<int64_t>(x.shape(0)), out.data());
-  fail("function must be exp or log, got ", function);
+  if (function == "tanh") return kernels->tanh_of(x.data(), static_cast<int64_t>(x.shape(0)), out.data());
+  fail("function must be exp, log or tanh, got ", function);
 }
 
 void gumbel(const std::string& instruction_set, const Array<const uint32_t, 1>& ids, uint64_t seed, uint32_t position, const Array<float, 1>& out) {
@@ -156,8 +157,10 @@ NB_MODULE(_kernels, m) {
       .value("rope_write", OpKind::rope_write)
       .value("paged_attention", OpKind::paged_attention)
       .value("gated_activation", OpKind::gated_activation)
+      .value("soft_cap", OpKind::soft_cap)
       .value("select", OpKind::select)
       .value("sample", OpKind::sample);
+  nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh);
 
   nb::class_<PackedWeight>(m, "PackedWeight").def_prop_ro("nbytes", [](const PackedWeight& weight) { return weight.bytes; });
   nb::class_<WeightArena>(m, "WeightArena").def(nb::init<>()).def("pack", &pack, nb::arg("values").noconvert(), nb::arg("dtype"), nb::arg("layout"));
@@ -166,11 +169,15 @@ NB_MODULE(_kernels, m) {
       .def(
           "__init__",
           [](OpCall* self, OpKind kind, int64_t input, int64_t output, std::shared_ptr<PackedWeight> weight, std::shared_ptr<PackedWeight> bias,
-             bool accumulate, float number, int64_t kv_layer,
-             int64_t heads) { new (self) OpCall{kind, input, output, std::move(weight), std::move(bias), accumulate, number, kv_layer, heads}; },
+             bool accumulate, float number, int64_t kv_layer, int64_t heads, float scale, float offset, int64_t column, int64_t groups,
+             int64_t window, float soft_cap, Activation activation) {
+            new (self) OpCall{kind,  input,  output, std::move(weight), std::move(bias), accumulate, number,    kv_layer, heads,
+                              scale, offset, column, groups,            window,          soft_cap,   activation};
+          },
           nb::kw_only(), nb::arg("kind"), nb::arg("input") = -1, nb::arg("output") = -1, nb::arg("weight").none() = nb::none(),
           nb::arg("bias").none() = nb::none(), nb::arg("accumulate") = false, nb::arg("number") = 0.0f, nb::arg("kv_layer") = -1,
-          nb::arg("heads") = 0);
+          nb::arg("heads") = 0, nb::arg("scale") = 1.0f, nb::arg("offset") = 0.0f, nb::arg("column") = 0, nb::arg("groups") = 0,
+          nb::arg("window") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("activation") = Activation::silu);
 
   nb::class_<Executable>(m, "Executable")
       .def(

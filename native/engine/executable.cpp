@@ -58,10 +58,9 @@ void Executable::allocate() {
     if (op.kind == OpKind::sample) sampled_width_ = std::max(sampled_width_, buffer_width(op.input));
     if (op.kind == OpKind::linear) prepared_bytes = std::max(prepared_bytes, buffer_rows_max(op.input) * prepared_stride(op.weight->columns) * 4);
     if (op.kind == OpKind::rope_write) {
-      const auto known = [&](const RopeTable& table) { return table.inverse_frequencies == op.weight.get(); };
-      if (std::none_of(rope_tables_.begin(), rope_tables_.end(), known)) {
+      if (rope_table(op) == nullptr) {
         const int64_t bytes = limits_.tokens_max * op.weight->columns * 4;
-        rope_tables_.push_back({op.weight.get(), ZeroedMemory(bytes), ZeroedMemory(bytes)});
+        rope_tables_.push_back({op.weight.get(), op.scale, ZeroedMemory(bytes), ZeroedMemory(bytes)});
       }
     }
     if (op.kind == OpKind::paged_attention) {
@@ -96,20 +95,31 @@ void Executable::check_op(const OpCall& op) const {
     case OpKind::embed:
       if (op.weight->layout == Layout::vector) fail("embed needs a table, got a vector");
       return expect("embed's output", op.weight->columns, out);
-    case OpKind::rms_norm:
-      if (op.weight->layout != Layout::vector) fail("rms_norm's gain must be packed as a vector");
-      expect("rms_norm's gain", in, op.weight->columns);
-      return expect("rms_norm's output", in, out);
+    case OpKind::rms_norm: return check_norm(op);
     case OpKind::linear: return check_linear(op);
     case OpKind::rope_write:
     case OpKind::paged_attention: return check_attention_shapes(op);
     case OpKind::gated_activation: return expect("gated_activation's input", 2 * out, in);
+    case OpKind::soft_cap:
+      if (!(op.number > 0.0f)) fail("soft_cap's cap must be above 0, got ", op.number);
+      return expect("soft_cap's output", in, out);
     case OpKind::select: return expect("select's output", in, out);
     case OpKind::sample:
       if (!buffers_[static_cast<size_t>(op.input)].by_sample) fail("sample's logits must be one row a sample");
       return;
   }
   fail("unknown op kind ", static_cast<int32_t>(op.kind));
+}
+
+void Executable::check_norm(const OpCall& op) const {
+  const int64_t in = buffer_width(op.input), out = buffer_width(op.output), gain = op.weight->columns;
+  if (op.weight->layout != Layout::vector) fail("rms_norm's gain must be packed as a vector");
+  if (in != out) fail("rms_norm's output must be ", in, " wide, got ", out);
+  if (op.accumulate && op.input == op.output) fail("rms_norm cannot add to the buffer that it reads");
+  if (op.groups == 0 && (gain != in || op.column != 0)) fail("rms_norm's gain must be ", in, " wide, got ", gain);
+  if (op.groups < 0 || op.column < 0 || op.column > in || op.groups > (in - op.column) / gain) {
+    fail("rms_norm of ", op.groups, " vectors of its gain's width ", gain, " from column ", op.column, " does not fit a buffer ", in, " wide");
+  }
 }
 
 void Executable::check_linear(const OpCall& op) const {
@@ -134,9 +144,10 @@ void Executable::check_attention_shapes(const OpCall& op) const {
     fail("attention over ", op.heads, " heads of ", layer.head_dim, " needs buffers ", input, " and ", width, " wide, got ", buffer_width(op.input),
          " and ", buffer_width(op.output));
   }
-  if (op.kind == OpKind::rope_write && (op.weight->layout != Layout::vector || op.weight->columns != layer.head_dim / 2)) {
-    fail("inverse_frequencies must be a vector of ", layer.head_dim / 2);
+  if (op.kind == OpKind::rope_write && (op.weight->layout != Layout::vector || op.weight->columns > layer.head_dim / 2)) {
+    fail("inverse_frequencies must be a vector of at most ", layer.head_dim / 2, ", got ", op.weight->columns);
   }
+  if (op.window < 0 || !(op.soft_cap >= 0.0f)) fail("attention's window and soft cap must be at least 0, got ", op.window, " and ", op.soft_cap);
 }
 
 int64_t Executable::kv_bytes() const {

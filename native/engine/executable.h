@@ -31,7 +31,8 @@ struct KVLayerShape {
   int64_t group;
 };
 
-enum class OpKind : int32_t { embed, rms_norm, linear, rope_write, paged_attention, gated_activation, select, sample };
+enum class OpKind : int32_t { embed, rms_norm, linear, rope_write, paged_attention, gated_activation, soft_cap, select, sample };
+enum class Activation : int32_t { silu, gelu_tanh };
 
 // Fields that a kind does not use are left as they are here. Meanings: `lockstep.ops.vocabulary`.
 struct OpCall {
@@ -41,9 +42,16 @@ struct OpCall {
   WeightPointer weight = nullptr;
   WeightPointer bias = nullptr;
   bool accumulate = false;
-  float number = 0.0f;  // rms_norm: eps; paged_attention: scale
+  float number = 0.0f;  // rms_norm: eps; paged_attention: scale; soft_cap: cap
   int64_t kv_layer = -1;
   int64_t heads = 0;
+  float scale = 1.0f;    // embed: scale; rope_write: magnitude
+  float offset = 0.0f;   // rms_norm, on the gain
+  int64_t column = 0;    // rms_norm: `groups` vectors of the gain's width from this column on, or with 0 of them whole rows
+  int64_t groups = 0;
+  int64_t window = 0;    // paged_attention
+  float soft_cap = 0.0f;
+  Activation activation = Activation::silu;
 };
 
 // Caller's memory that stands in for a buffer during one step.
@@ -74,7 +82,8 @@ class Executable {
   };
   struct RopeTable {
     const PackedWeight* inverse_frequencies;
-    ZeroedMemory cosines;  // [tokens_max, head_dim / 2]
+    float magnitude;
+    ZeroedMemory cosines;  // [tokens_max, frequencies]
     ZeroedMemory sines;
   };
   // Tokens [token_begin, token_end) of row `row`, which attention takes together.
@@ -85,12 +94,14 @@ class Executable {
   };
 
   void check_op(const OpCall& op) const;
+  void check_norm(const OpCall& op) const;
   void check_linear(const OpCall& op) const;
   void check_attention_shapes(const OpCall& op) const;
   void allocate();
   int64_t rows_of(int64_t buffer, const Step& step) const;
   void plan_runs(const Step& step);
   void fill_rope_tables(const Step& step);
+  const RopeTable* rope_table(const OpCall& op) const;
   KVView kv_view(int64_t layer) const;
 
   void run_op(const OpCall& op, const Step& step, const SampleColumns& samples);
@@ -100,6 +111,7 @@ class Executable {
   void rope_write(const OpCall& op, const Step& step);
   void paged_attention(const OpCall& op, const Step& step);
   void gated_activation(const OpCall& op, const Step& step);
+  void soft_cap(const OpCall& op, const Step& step);
   void select(const OpCall& op, const Step& step);
   void sample(const OpCall& op, const Step& step, const SampleColumns& samples);
 

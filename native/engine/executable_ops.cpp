@@ -24,6 +24,7 @@ void Executable::run_op(const OpCall& op, const Step& step, const SampleColumns&
     case OpKind::rope_write: return rope_write(op, step);
     case OpKind::paged_attention: return paged_attention(op, step);
     case OpKind::gated_activation: return gated_activation(op, step);
+    case OpKind::soft_cap: return soft_cap(op, step);
     case OpKind::select: return select(op, step);
     case OpKind::sample: return sample(op, step, samples);
   }
@@ -33,7 +34,10 @@ void Executable::embed(const OpCall& op, const Step& step) {
   const int64_t width = op.weight->columns;
   float* y = data_[static_cast<size_t>(op.output)];
   over_rows(step.tokens, width * 4, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) unpack_row(*op.weight, step.token_ids[t], y + t * width);
+    for (int64_t t = begin; t < end; ++t) {
+      unpack_row(*op.weight, step.token_ids[t], y + t * width);
+      if (op.scale != 1.0f) kernels_->scale(op.scale, width, y + t * width);
+    }
   });
 }
 
@@ -42,7 +46,12 @@ void Executable::rms_norm(const OpCall& op, const Step& step) {
   const float* x = data_[static_cast<size_t>(op.input)];
   float* y = data_[static_cast<size_t>(op.output)];
   over_rows(rows_of(op.input, step), width, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) kernels_->rms_norm(x + r * width, op.weight->floats(), op.number, width, y + r * width);
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t g = 0; g < std::max<int64_t>(1, op.groups); ++g) {
+        const int64_t at = r * width + op.column + g * op.weight->columns;
+        kernels_->rms_norm({x + at, op.weight->floats(), y + at, op.weight->columns, op.number, op.offset, op.accumulate});
+      }
+    }
   });
 }
 
@@ -85,28 +94,34 @@ void Executable::fill_rope_tables(const Step& step) {
         for (int64_t i = 0; i < half; ++i) {
           const float angle = static_cast<float>(step.positions[t]) * frequencies[i];
           const SineCosine turned = sine_cosine(static_cast<double>(angle));
-          table.cosines.floats()[t * half + i] = static_cast<float>(turned.cosine);
-          table.sines.floats()[t * half + i] = static_cast<float>(turned.sine);
+          table.cosines.floats()[t * half + i] = static_cast<float>(turned.cosine) * table.magnitude;
+          table.sines.floats()[t * half + i] = static_cast<float>(turned.sine) * table.magnitude;
         }
       }
     });
   }
 }
 
+// Null if there is none yet.
+const Executable::RopeTable* Executable::rope_table(const OpCall& op) const {
+  const auto fits = [&](const RopeTable& table) { return table.inverse_frequencies == op.weight.get() && table.magnitude == op.scale; };
+  const auto found = std::find_if(rope_tables_.begin(), rope_tables_.end(), fits);
+  return found == rope_tables_.end() ? nullptr : &*found;
+}
+
 void Executable::rope_write(const OpCall& op, const Step& step) {
   const KVView kv = kv_view(op.kv_layer);
   const BlockTable& blocks = step.block_tables[static_cast<size_t>(kv_layers_[static_cast<size_t>(op.kv_layer)].group)];
-  const auto known = [&](const RopeTable& table) { return table.inverse_frequencies == op.weight.get(); };
-  const RopeTable& table = *std::find_if(rope_tables_.begin(), rope_tables_.end(), known);
-  const int64_t half = kv.head_dim / 2, width = buffer_width(op.input), q_width = buffer_width(op.output);
+  const RopeTable& table = *rope_table(op);
+  const int64_t half = op.weight->columns, width = buffer_width(op.input), q_width = buffer_width(op.output);
   const float* qkv = data_[static_cast<size_t>(op.input)];
   float* q = data_[static_cast<size_t>(op.output)];
   over_rows(step.tokens, width * 2, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t position = step.positions[t];
       const int32_t block = blocks.entries[token_rows_[static_cast<size_t>(t)] * blocks.width + position / kv.block_size];
-      kernels_->rope_write({qkv + t * width, q + t * q_width, table.cosines.floats() + t * half, table.sines.floats() + t * half, op.heads, kv, block,
-                            position % kv.block_size});
+      kernels_->rope_write({qkv + t * width, q + t * q_width, table.cosines.floats() + t * half, table.sines.floats() + t * half, half, op.heads, kv,
+                            block, position % kv.block_size});
     }
   });
 }
@@ -130,6 +145,8 @@ void Executable::paged_attention(const OpCall& op, const Step& step) {
     call.first_position = step.positions[run.token_begin];
     call.token_count = run.token_end - run.token_begin;
     call.scale = op.number;
+    call.window = op.window;
+    call.soft_cap = op.soft_cap;
     call.scratch = attention_scratch_.floats() + thread * attention_scratch_floats_;
     kernels_->attention(call);
   });
@@ -139,8 +156,18 @@ void Executable::gated_activation(const OpCall& op, const Step& step) {
   const int64_t width = buffer_width(op.output);
   const float* x = data_[static_cast<size_t>(op.input)];
   float* y = data_[static_cast<size_t>(op.output)];
+  const auto kernel = op.activation == Activation::silu ? kernels_->gated_silu : kernels_->gated_gelu_tanh;
   over_rows(rows_of(op.output, step), width * 3, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) kernels_->gated_silu(x + r * 2 * width, width, y + r * width);
+    for (int64_t r = begin; r < end; ++r) kernel(x + r * 2 * width, width, y + r * width);
+  });
+}
+
+void Executable::soft_cap(const OpCall& op, const Step& step) {
+  const int64_t width = buffer_width(op.input);
+  const float* x = data_[static_cast<size_t>(op.input)];
+  float* y = data_[static_cast<size_t>(op.output)];
+  over_rows(rows_of(op.input, step), width * 3, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) kernels_->soft_cap(x + r * width, op.number, width, y + r * width);
   });
 }
 

@@ -62,7 +62,7 @@ void probe_linear(const KernelTable& kernels, DType dtype, Inputs& inputs, Hash&
   hash.add(y);
 }
 
-void probe_attention(const KernelTable& kernels, Inputs& inputs, Hash& hash) {
+void probe_attention(const KernelTable& kernels, int64_t window, float soft_cap, Inputs& inputs, Hash& hash) {
   constexpr int64_t tokens = 37, heads = 2, dim = 24, block_size = 16;
   std::vector<float> keys = inputs.take(3 * dim * block_size), values = inputs.take(3 * dim * block_size), q = inputs.take(heads * dim),
                      y(heads * dim);
@@ -78,6 +78,8 @@ void probe_attention(const KernelTable& kernels, Inputs& inputs, Hash& hash) {
   call.first_position = tokens - 1;
   call.token_count = 1;
   call.scale = 0.01f;
+  call.window = window;
+  call.soft_cap = soft_cap;
   call.scratch = scratch.floats();
   kernels.attention(call);
   hash.add(y);
@@ -90,11 +92,11 @@ uint32_t numerics_probe(const KernelTable& kernels) {
   Hash hash;
   probe_linear(kernels, DType::float32, inputs, hash);
   probe_linear(kernels, DType::bfloat16, inputs, hash);
-  probe_attention(kernels, inputs, hash);
+  probe_attention(kernels, 0, 0.0f, inputs, hash);
   constexpr int64_t width = 77;
   const std::vector<float> x = inputs.take(2 * width), gain = inputs.take(width);
   std::vector<float> y(width);
-  kernels.rms_norm(x.data(), gain.data(), 1e-5f, width, y.data());
+  kernels.rms_norm({x.data(), gain.data(), y.data(), width, 1e-5f, 0.0f, false});
   hash.add(y);
   kernels.gated_silu(x.data(), width, y.data());
   hash.add(y);
@@ -105,6 +107,11 @@ uint32_t numerics_probe(const KernelTable& kernels) {
   kernels.gumbel_of(ids.data(), width, 0x9e3779b97f4a7c15u, 1000, y.data());
   hash.add(y);
   for (int64_t i = 0; i < width; ++i) y[static_cast<size_t>(i)] = static_cast<float>(sine_cosine(static_cast<double>(i * i * i)).sine);
+  hash.add(y);
+  probe_attention(kernels, 20, 3.0f, inputs, hash);
+  kernels.gated_gelu_tanh(x.data(), width, y.data());
+  hash.add(y);
+  kernels.soft_cap(x.data(), 2.0f, width, y.data());
   hash.add(y);
   return hash.value();
 }

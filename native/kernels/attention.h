@@ -3,7 +3,8 @@
 // A query is one (token, head). Its arithmetic is fixed by its position alone: tiles 0 .. position / 32 in order; in each a chain over head_dim
 // a key, the tile's largest score, the rescaling, a chain over the tile's visible keys for every output element. Which queries share a
 // tile's widened keys and values, and how many go through the registers at once, changes none of that. Keys beyond a query's
-// position never enter its chains (a later token's values may hold anything).
+// position never enter its chains (a later token's values may hold anything), nor do those before its window: tiles that lie
+// outside it are left out, and no position that no query of the call sees is read.
 
 constexpr int64_t queries_tile = rows_tile_max;
 
@@ -37,21 +38,39 @@ LOCKSTEP_INLINE Scratch divide(const AttentionCall& call, int64_t group) {
   return s;
 }
 
+// The first position that a query at `position` sees.
+LOCKSTEP_INLINE int64_t first_seen(const AttentionCall& call, int64_t position) {
+  return call.window > 0 && position >= call.window ? position + 1 - call.window : 0;
+}
+
+// Keys [begin, end) of a tile.
+struct VisibleKeys {
+  int64_t begin;
+  int64_t end;
+  bool whole() const { return begin == 0 && end == tile_keys; }
+};
+
+// What token `token` of the call sees of the tile at `first`, which begins no later than the token's own position.
+LOCKSTEP_INLINE VisibleKeys visible_keys(const AttentionCall& call, int64_t token, int64_t first) {
+  const int64_t position = call.first_position + token, seen = first_seen(call, position);
+  return {seen > first ? seen - first : 0, position + 1 - first < tile_keys ? position + 1 - first : tile_keys};
+}
+
 LOCKSTEP_INLINE F32x16 widen_any(const float* p) { return load(p); }
 LOCKSTEP_INLINE F32x16 widen_any(const uint16_t* p) { return widen(p); }
 LOCKSTEP_INLINE float widen_any_one(float v) { return v; }
 LOCKSTEP_INLINE float widen_any_one(uint16_t v) { return widen_one(v); }
 
-// Keys [first, first + count) of a tile into scratch, the rest zero; `count` >= 1.
+// Keys [first + skip, first + count) of the tile at `first` into scratch, the rest zero; 0 <= skip < count.
 template <class Element>
-static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t first, int64_t count) {
+static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t first, int64_t skip, int64_t count) {
   const KVView& kv = call.kv;
   const int64_t dim = kv.head_dim, padded = padded_dim(dim), size = kv.block_size;
   const auto* all_keys = static_cast<const Element*>(kv.keys);
   const auto* all_values = static_cast<const Element*>(kv.values);
   const auto head_of = [&](int64_t position) { return (call.block_table[position / size] * kv.kv_heads + call.kv_head) * dim * size; };
   for (int64_t half = 0; half < tile_keys; half += lane_count) {
-    if (size % lane_count == 0 && half < count) {
+    if (size % lane_count == 0 && half < count && half >= skip) {
       const Element* keys = all_keys + head_of(first + half) + (first + half) % size;
       const int64_t visible = count - half;
       if (visible >= lane_count) {
@@ -64,7 +83,7 @@ static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t fir
       continue;
     }
     for (int64_t j = half; j < half + lane_count; ++j) {
-      if (j >= count) {
+      if (j >= count || j < skip) {
         for (int64_t d = 0; d < dim; ++d) s.keys[d * tile_keys + j] = 0.0f;
         continue;
       }
@@ -72,7 +91,7 @@ static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t fir
       for (int64_t d = 0; d < dim; ++d) s.keys[d * tile_keys + j] = widen_any_one(key[d * size]);
     }
   }
-  for (int64_t j = 0; j < count; ++j) {
+  for (int64_t j = skip; j < count; ++j) {
     const Element* value = all_values + head_of(first + j) + ((first + j) % size) * dim;
     float* to = s.values + j * padded;
     int64_t d = 0;
@@ -103,15 +122,23 @@ static void score_tile(const Scratch& s, int64_t query, int64_t dim) {
   }
 }
 
-// Scores of one query to weights exp(score - largest so far), zero beyond `count`; rescales its totals and sums.
-static void weigh_tile(const Scratch& s, int64_t query, int64_t count, int64_t padded) {
+// Scores of one query to weights exp(score - largest so far), zero outside the visible keys; rescales its totals and sums.
+static void weigh_tile(const Scratch& s, int64_t query, VisibleKeys visible, float cap, int64_t padded) {
   float* scores = s.scores + query * tile_keys;
   const F32x16 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const F32x16 minus_infinity = broadcast(-__builtin_inff());
   F32x16 low = load(scores), high = load(scores + lane_count);
-  if (count < tile_keys) {
-    low = index < broadcast(static_cast<float>(count)) ? low : minus_infinity;
-    high = index < broadcast(static_cast<float>(count - lane_count)) ? high : minus_infinity;
+  if (cap > 0.0f) {
+    low = hyperbolic_tangent(low / cap) * cap;
+    high = hyperbolic_tangent(high / cap) * cap;
+  }
+  if (visible.end < tile_keys) {
+    low = index < broadcast(static_cast<float>(visible.end)) ? low : minus_infinity;
+    high = index < broadcast(static_cast<float>(visible.end - lane_count)) ? high : minus_infinity;
+  }
+  if (visible.begin > 0) {
+    low = index < broadcast(static_cast<float>(visible.begin)) ? minus_infinity : low;
+    high = index < broadcast(static_cast<float>(visible.begin - lane_count)) ? minus_infinity : high;
   }
   const float tile_largest = largest_lane(larger(low, high));
   const float before = s.largest[query];
@@ -128,14 +155,14 @@ static void weigh_tile(const Scratch& s, int64_t query, int64_t count, int64_t p
 }
 
 template <int Q, int G>
-static void value_tile(const Scratch& s, int64_t query, int64_t count, int64_t padded, int64_t column) {
+static void value_tile(const Scratch& s, int64_t query, VisibleKeys visible, int64_t padded, int64_t column) {
   F32x16 sums[Q][G];
 #pragma GCC unroll 8
   for (int i = 0; i < Q; ++i) {
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) sums[i][g] = load(s.sums + (query + i) * padded + column + g * lane_count);
   }
-  for (int64_t j = 0; j < count; ++j) {
+  for (int64_t j = visible.begin; j < visible.end; ++j) {
     F32x16 v[G];
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) v[g] = load(s.values + j * padded + column + g * lane_count);
@@ -153,22 +180,23 @@ static void value_tile(const Scratch& s, int64_t query, int64_t count, int64_t p
   }
 }
 
-// Queries [begin, begin + count) against the tile in scratch; all see its first `visible` keys.
 template <int Q>
-LOCKSTEP_INLINE void add_values(const Scratch& s, int64_t query, int64_t visible, int64_t padded) {
+LOCKSTEP_INLINE void add_values(const Scratch& s, int64_t query, VisibleKeys visible, int64_t padded) {
   int64_t column = 0;
   for (; column + groups_tile * lane_count <= padded; column += groups_tile * lane_count)
     value_tile<Q, groups_tile>(s, query, visible, padded, column);
   for (; column < padded; column += lane_count) value_tile<Q, 1>(s, query, visible, padded, column);
 }
 
-static void attend_tile(const Scratch& s, int64_t begin, int64_t count, int64_t visible, int64_t dim, int64_t padded) {
+// The queries of tokens [token, token_end) against the tile in scratch, of which all see the same keys.
+static void attend_tile(const AttentionCall& call, const Scratch& s, int64_t token, int64_t token_end, VisibleKeys visible) {
+  const int64_t dim = call.kv.head_dim, padded = padded_dim(dim), group = call.heads / call.kv.kv_heads;
+  const int64_t begin = token * group, end = token_end * group;
   int64_t query = begin;
-  const int64_t end = begin + count;
   for (; query + queries_tile <= end; query += queries_tile) score_tile<queries_tile>(s, query, dim);
   for (; query + 3 <= end; query += 3) score_tile<3>(s, query, dim);
   for (; query < end; ++query) score_tile<1>(s, query, dim);
-  for (query = begin; query < end; ++query) weigh_tile(s, query, visible, padded);
+  for (query = begin; query < end; ++query) weigh_tile(s, query, visible, call.soft_cap, padded);
   query = begin;
   for (; query + queries_tile <= end; query += queries_tile) add_values<queries_tile>(s, query, visible, padded);
   for (; query + 3 <= end; query += 3) add_values<3>(s, query, visible, padded);
@@ -187,20 +215,25 @@ static void attention(const AttentionCall& call) {
     s.largest[query] = -__builtin_inff();
     s.totals[query] = 0.0f;
   }
-  const int64_t last = call.first_position + call.token_count - 1;
-  for (int64_t first = 0; first <= last; first += tile_keys) {
+  const int64_t last = call.first_position + call.token_count - 1, seen_first = first_seen(call, call.first_position);
+  for (int64_t first = seen_first / tile_keys * tile_keys; first <= last; first += tile_keys) {
+    const int64_t skip = seen_first > first ? seen_first - first : 0;
     const int64_t present = last + 1 - first < tile_keys ? last + 1 - first : tile_keys;
     if (call.kv.dtype == DType::bfloat16) {
-      gather_tile<uint16_t>(call, s, first, present);
+      gather_tile<uint16_t>(call, s, first, skip, present);
     } else {
-      gather_tile<float>(call, s, first, present);
+      gather_tile<float>(call, s, first, skip, present);
     }
-    // Tokens that see part of the tile one at a time, then all that see the whole of it.
-    int64_t token = first > call.first_position ? first - call.first_position : 0;
-    for (; token < call.token_count && call.first_position + token + 1 - first < tile_keys; ++token) {
-      attend_tile(s, token * group, group, call.first_position + token + 1 - first, dim, padded);
+    // Tokens that see the whole tile together, those that see part of it one at a time; the rest see none of it, the later ones since their
+    // windows have moved past it.
+    for (int64_t token = first > call.first_position ? first - call.first_position : 0; token < call.token_count;) {
+      const VisibleKeys visible = visible_keys(call, token, first);
+      if (visible.begin >= tile_keys) break;
+      int64_t end = token + 1;
+      while (visible.whole() && end < call.token_count && visible_keys(call, end, first).whole()) ++end;
+      attend_tile(call, s, token, end, visible);
+      token = end;
     }
-    if (token < call.token_count) attend_tile(s, token * group, (call.token_count - token) * group, tile_keys, dim, padded);
   }
   for (int64_t query = 0; query < queries; ++query) {
     float* y = call.y + (query / group) * row + first_head + (query % group) * dim;

@@ -33,6 +33,10 @@ LOCKSTEP_INLINE F32x16 load_part(const float* p, int64_t count, float fill = 0.0
 }
 LOCKSTEP_INLINE void store_part(float* p, F32x16 v, int64_t count) { __builtin_memcpy(p, &v, static_cast<size_t>(count) * sizeof(float)); }
 
+// The first `count` of at most a vector's lanes: what the two pairs above do, by the count.
+LOCKSTEP_INLINE F32x16 load_first(const float* p, int64_t count) { return count == lane_count ? load(p) : load_part(p, count); }
+LOCKSTEP_INLINE void store_first(float* p, F32x16 v, int64_t count) { return count == lane_count ? store(p, v) : store_part(p, v, count); }
+
 // Bits kept, type changed (a cast between vector types of one size).
 LOCKSTEP_INLINE F32x16 as_float(U32x16 v) { return (F32x16)v; }
 LOCKSTEP_INLINE U32x16 as_bits(F32x16 v) { return (U32x16)v; }

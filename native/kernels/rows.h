@@ -1,6 +1,8 @@
-// Ops on one token's row: RMS norm, gated SiLU, rotation and the KV write. Nothing here looks at another row.
+// Ops on one token's row: RMS norm, gated activations, soft cap, rotation and the KV write. Nothing here looks at another row.
 
-static void rms_norm(const float* x, const float* gain, float eps, int64_t width, float* y) {
+static void rms_norm(const NormCall& call) {
+  const float* x = call.x;
+  const int64_t width = call.width;
   F32x16 squares = broadcast(0.0f);
   int64_t i = 0;
   for (; i + lane_count <= width; i += lane_count) {
@@ -11,9 +13,15 @@ static void rms_norm(const float* x, const float* gain, float eps, int64_t width
     const F32x16 v = load_part(x + i, width - i);
     squares = multiply_add(v, v, squares);
   }
-  const F32x16 factor = broadcast(1.0f / __builtin_sqrtf(sum_lanes(squares) / static_cast<float>(width) + eps));
-  for (i = 0; i + lane_count <= width; i += lane_count) store(y + i, load(x + i) * factor * load(gain + i));
-  if (i < width) store_part(y + i, load_part(x + i, width - i) * factor * load_part(gain + i, width - i), width - i);
+  const F32x16 factor = broadcast(1.0f / __builtin_sqrtf(sum_lanes(squares) / static_cast<float>(width) + call.eps));
+  for (i = 0; i < width; i += lane_count) {
+    const int64_t count = width - i < lane_count ? width - i : lane_count;
+    F32x16 gain = load_first(call.gain + i, count);
+    if (call.offset != 0.0f) gain = gain + call.offset;
+    F32x16 y = load_first(x + i, count) * factor * gain;
+    if (call.accumulate) y = load_first(call.y + i, count) + y;
+    store_first(call.y + i, y, count);
+  }
 }
 
 LOCKSTEP_INLINE F32x16 silu(F32x16 gate) { return gate / (exponential(-gate) + 1.0f); }
@@ -23,6 +31,34 @@ static void gated_silu(const float* gate_up, int64_t width, float* y) {
   int64_t i = 0;
   for (; i + lane_count <= width; i += lane_count) store(y + i, silu(load(gate_up + i)) * load(up + i));
   if (i < width) store_part(y + i, silu(load_part(gate_up + i, width - i)) * load_part(up + i, width - i), width - i);
+}
+
+// (1 + tanh z) / 2 is 1 / (1 + e^-2z), without the cancellation of the former at z far below zero.
+LOCKSTEP_INLINE F32x16 gelu_tanh(F32x16 gate) {
+  const F32x16 z = (gate + gate * gate * gate * 0.044715f) * 0.7978845608028654f;  // sqrt(2 / pi)
+  return gate / (exponential(-(z + z)) + 1.0f);
+}
+
+static void gated_gelu_tanh(const float* gate_up, int64_t width, float* y) {
+  const float* up = gate_up + width;
+  for (int64_t i = 0; i < width; i += lane_count) {
+    const int64_t count = width - i < lane_count ? width - i : lane_count;
+    store_first(y + i, gelu_tanh(load_first(gate_up + i, count)) * load_first(up + i, count), count);
+  }
+}
+
+static void soft_cap(const float* x, float cap, int64_t width, float* y) {
+  for (int64_t i = 0; i < width; i += lane_count) {
+    const int64_t count = width - i < lane_count ? width - i : lane_count;
+    store_first(y + i, hyperbolic_tangent(load_first(x + i, count) / cap) * cap, count);
+  }
+}
+
+static void scale(float factor, int64_t width, float* y) {
+  for (int64_t i = 0; i < width; i += lane_count) {
+    const int64_t count = width - i < lane_count ? width - i : lane_count;
+    store_first(y + i, load_first(y + i, count) * factor, count);
+  }
 }
 
 // (a, b) -> (a cos - b sin, b cos + a sin) for the pairs (i, i + half). Each product is rounded before the sum.
@@ -57,14 +93,20 @@ static void write_kv(const RopeCall& call, int64_t kv_head, const float* key, co
 
 constexpr int64_t head_dim_max = 1024;  // the engine refuses more
 
+// The first 2 * half values are turned, the rest of the head passes.
+LOCKSTEP_INLINE void rotate_head(const RopeCall& call, const float* from, float* to) {
+  rotate(from, call.cosines, call.sines, call.half, to);
+  for (int64_t d = 2 * call.half; d < call.kv.head_dim; ++d) to[d] = from[d];
+}
+
 static void rope_write(const RopeCall& call) {
-  const int64_t width = call.kv.head_dim, half = width / 2;
-  for (int64_t h = 0; h < call.heads; ++h) rotate(call.qkv + h * width, call.cosines, call.sines, half, call.q + h * width);
+  const int64_t width = call.kv.head_dim;
+  for (int64_t h = 0; h < call.heads; ++h) rotate_head(call, call.qkv + h * width, call.q + h * width);
   const float* keys = call.qkv + call.heads * width;
   const float* values = keys + call.kv.kv_heads * width;
   float rotated[head_dim_max];
   for (int64_t h = 0; h < call.kv.kv_heads; ++h) {
-    rotate(keys + h * width, call.cosines, call.sines, half, rotated);
+    rotate_head(call, keys + h * width, rotated);
     if (call.kv.dtype == DType::bfloat16) {
       write_kv<uint16_t>(call, h, rotated, values + h * width);
     } else {

@@ -41,11 +41,23 @@ struct KVView {
   DType dtype;
 };
 
+// y[width] = x / sqrt(mean(x * x) + eps) * (gain + offset) (+ y). x and y may be the same unless it accumulates.
+struct NormCall {
+  const float* x;
+  const float* gain;
+  float* y;
+  int64_t width;
+  float eps;
+  float offset;
+  bool accumulate;
+};
+
 struct RopeCall {
   const float* qkv;      // one token: [(heads + 2 kv_heads) * head_dim]
   float* q;              // [heads * head_dim]
-  const float* cosines;  // [head_dim / 2]
+  const float* cosines;  // [half]
   const float* sines;
+  int64_t half;  // pairs that turn, at most head_dim / 2
   int64_t heads;
   KVView kv;
   int64_t block;  // where the token's position lives
@@ -63,6 +75,8 @@ struct AttentionCall {
   int64_t first_position;
   int64_t token_count;
   float scale;
+  int64_t window;  // positions that a query sees, its own the last of them; 0: all
+  float soft_cap;  // 0: none
   float* scratch;  // attention_scratch_floats(...) floats, 64-byte aligned
 };
 
@@ -94,8 +108,12 @@ struct KernelTable {
   // Columns [16 first_group, 16 last_group) of panel `panel`, rows [row_begin, row_end).
   void (*linear_float32)(const LinearCall& call, int64_t panel, int64_t row_begin, int64_t row_end, int64_t group_begin, int64_t group_end);
   void (*linear_bfloat16)(const LinearCall& call, int64_t panel, int64_t row_begin, int64_t row_end, int64_t group_begin, int64_t group_end);
-  void (*rms_norm)(const float* x, const float* gain, float eps, int64_t width, float* y);
+  void (*rms_norm)(const NormCall& call);
   void (*gated_silu)(const float* gate_up, int64_t width, float* y);
+  void (*gated_gelu_tanh)(const float* gate_up, int64_t width, float* y);
+  // y = cap * tanh(x / cap); x and y may be the same.
+  void (*soft_cap)(const float* x, float cap, int64_t width, float* y);
+  void (*scale)(float factor, int64_t width, float* y);
   void (*rope_write)(const RopeCall& call);
   void (*attention)(const AttentionCall& call);
   int64_t (*attention_scratch_floats)(int64_t token_count, int64_t group, int64_t head_dim);
@@ -110,6 +128,7 @@ struct KernelTable {
   void (*gumbel_of)(const uint32_t* ids, int64_t count, uint64_t seed, uint32_t position, float* out);
   void (*exp_of)(const float* x, int64_t count, float* out);
   void (*log_of)(const float* x, int64_t count, float* out);
+  void (*tanh_of)(const float* x, int64_t count, float* out);
   // out[i] = ln((w[i] + 0.5) * 2^-24), w[i] < 2^24.
   void (*log_of_unit)(const uint32_t* w, int64_t count, float* out);
 };

@@ -100,6 +100,13 @@ static void log_of(const float* x, int64_t count, float* out) {
   }
 }
 
+static void tanh_of(const float* x, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += lane_count) {
+    const int64_t part = count - i < lane_count ? count - i : lane_count;
+    store_first(out + i, hyperbolic_tangent(load_first(x + i, part)), part);
+  }
+}
+
 static void log_of_unit(const uint32_t* w, int64_t count, float* out) {
   for (int64_t i = 0; i < count; i += lane_count) {
     const int64_t part = count - i < lane_count ? count - i : lane_count;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from lockstep.backends.native import NativeBackend, instruction_sets
 from lockstep.backends.native.executable import NativeExecutable
 from lockstep.ops.backend import DType, Limits
-from lockstep.ops.program import Op, Program, ProgramBuilder
+from lockstep.ops.program import Program, ProgramBuilder
 from lockstep.ops.step import F32, I32, SamplingInputs, StepInputs
 
 SETS = instruction_sets()
@@ -118,8 +117,8 @@ def one_op_program(
     build.input(build.buffer("x", "T", input_width))
     build.output(build.buffer("y", "T", output_width))
     weights = (build.weight("w", *weight, "vector"),) if weight else ()
-    program = build.build()
-    return replace(program, ops=(Op(kind=op, inputs=("x",), outputs=("y",), weights=weights, attributes=attributes),))
+    build.call(op, ("x",), ("y",), weights, **attributes)
+    return build.build()
 
 
 def run_rows(executable: NativeExecutable, x: F32, width: int, *, y: F32 | None = None) -> F32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,10 @@ class Heads:
     heads: int
     kv_heads: int
     head_dim: int
+    window: int = 0
+    soft_cap: float = 0.0
+    pairs: int = 0  # that turn; 0: all
+    magnitude: float = 1.0
 
     @property
     def width(self) -> int:
@@ -26,11 +30,18 @@ class Heads:
 
     @property
     def frequencies(self) -> F32:
-        half = self.head_dim // 2
+        half = self.pairs or self.head_dim // 2
         return (10_000.0 ** -(np.arange(half) / half)).astype(np.float32)
 
 
-SHAPES = [Heads(9, 3, 64), Heads(4, 4, 10), Heads(8, 1, 34), Heads(7, 1, 2)]
+WINDOWED = [
+    Heads(6, 2, 16, window=8),
+    Heads(4, 2, 10, window=1, soft_cap=2.0),
+    Heads(3, 1, 34, window=33, pairs=7, magnitude=1.25),
+    Heads(4, 1, 12, window=32, soft_cap=0.5),
+    Heads(4, 4, 16, window=50),
+]
+SHAPES = [Heads(9, 3, 64), Heads(4, 4, 10), Heads(8, 1, 34), *WINDOWED, Heads(4, 2, 16, soft_cap=1.0, pairs=3), Heads(7, 1, 2)]
 
 
 def attention_program(shape: Heads) -> Program:
@@ -40,8 +51,8 @@ def attention_program(shape: Heads) -> Program:
     build.output(build.buffer("y", "T", shape.heads * shape.head_dim))
     layer = build.kv_layer(shape.kv_heads, shape.head_dim)
     sizes = {"kv_layer": layer, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    build.call("rope_write", ("qkv",), ("q",), (build.weight("f", 1, shape.head_dim // 2, "vector"),), **sizes)
-    build.call("paged_attention", ("q",), ("y",), (), scale=shape.head_dim**-0.5, **sizes)
+    build.call("rope_write", ("qkv",), ("q",), (build.weight("f", 1, len(shape.frequencies), "vector"),), **sizes, magnitude=shape.magnitude)
+    build.call("paged_attention", ("q",), ("y",), (), scale=shape.head_dim**-0.5, **sizes, window=shape.window, soft_cap=shape.soft_cap)
     return build.build()
 
 
@@ -76,18 +87,21 @@ def random_qkv(seed: int, tokens: int, shape: Heads) -> F32:
 
 def twin(shape: Heads, qkv: F32, dtype: DType) -> np.ndarray:
     """Plain float64 causal attention over one whole request."""
-    tokens, half, d = len(qkv), shape.head_dim // 2, shape.head_dim
+    tokens, half, d = len(qkv), len(shape.frequencies), shape.head_dim
     angles = (np.arange(tokens, dtype=np.float32)[:, None] * shape.frequencies).astype(np.float64)[:, None, :]
     x = qkv.astype(np.float64).reshape(tokens, -1, d)
-    a, b = x[..., :half], x[..., half:]
-    turned = np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=-1)
+    a, b, cos, sin = x[..., :half], x[..., half : 2 * half], np.cos(angles) * shape.magnitude, np.sin(angles) * shape.magnitude
+    turned = np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], axis=-1)
     q = turned[:, : shape.heads]
     k = rounded(turned[:, shape.heads : shape.heads + shape.kv_heads], dtype).astype(np.float64)
     v = rounded(qkv.reshape(tokens, -1, d)[:, shape.heads + shape.kv_heads :], dtype).astype(np.float64)
     group = shape.heads // shape.kv_heads
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("thd,shd->hts", q, k) * d**-0.5
-    scores[:, np.triu_indices(tokens, 1)[0], np.triu_indices(tokens, 1)[1]] = -np.inf
+    if shape.soft_cap:
+        scores = shape.soft_cap * np.tanh(scores / shape.soft_cap)
+    ago = np.arange(tokens)[:, None] - np.arange(tokens)
+    scores[:, (ago < 0) | (ago >= (shape.window or tokens))] = -np.inf
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     return np.einsum("hts,shd->thd", p, v).reshape(tokens, -1)
@@ -107,7 +121,7 @@ def test_attention_is_softmax_attention_over_the_rounded_cache(instruction_set: 
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chunks_of_any_size_give_the_bits_of_one_prefill(instruction_set: str, dtype: DType) -> None:
-    for shape in SHAPES[:3]:
+    for shape in SHAPES[:-1]:
         tokens = 77
         qkv = random_qkv(2, tokens, shape)
         whole = run_step(attention_executable(shape, instruction_set, dtype), shape, [(0, tokens)], table_of(range(5)), qkv)
@@ -124,7 +138,7 @@ def test_chunks_of_any_size_give_the_bits_of_one_prefill(instruction_set: str, d
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_block_size_and_the_blocks_that_hold_the_cache_change_no_bit(instruction_set: str, dtype: DType) -> None:
     random = np.random.default_rng(3)
-    for shape in SHAPES[:3]:
+    for shape in SHAPES[:-1]:
         tokens = 75
         qkv = random_qkv(4, tokens, shape)
         whole = run_step(attention_executable(shape, instruction_set, dtype), shape, [(0, tokens)], table_of(range(5)), qkv)
@@ -137,8 +151,8 @@ def test_block_size_and_the_blocks_that_hold_the_cache_change_no_bit(instruction
 
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_batch_mates_and_threads_change_no_bit(instruction_set: str, dtype: DType) -> None:
-    shape = SHAPES[0]
+@pytest.mark.parametrize("shape", [SHAPES[0], *WINDOWED[:3]])
+def test_batch_mates_and_threads_change_no_bit(instruction_set: str, dtype: DType, shape: Heads) -> None:
     lengths = [70, 1, 33, 32, 50]
     qkvs = [random_qkv(10 + i, length + 2, shape) for i, length in enumerate(lengths)]
     tables = np.random.default_rng(5).permutation(64)[:25].reshape(5, 5).astype(np.int32)
@@ -158,8 +172,8 @@ def test_batch_mates_and_threads_change_no_bit(instruction_set: str, dtype: DTyp
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [16, 5])
-def test_what_lies_beyond_a_position_never_reaches_it(instruction_set: str, dtype: DType, block_size: int) -> None:
-    shape = SHAPES[0]
+@pytest.mark.parametrize("shape", [SHAPES[0], *WINDOWED[1:3]])
+def test_what_lies_beyond_a_position_never_reaches_it(instruction_set: str, dtype: DType, block_size: int, shape: Heads) -> None:
     tokens = 40
     qkv = random_qkv(6, tokens, shape)
     poisoned = np.full((80, shape.width), np.nan, dtype=np.float32)
@@ -172,7 +186,39 @@ def test_what_lies_beyond_a_position_never_reaches_it(instruction_set: str, dtyp
     dirty[37] = np.nan
     got = run_step(attention_executable(shape, instruction_set, dtype, block_size), shape, [(0, tokens)], table_of(range(16)), dirty)
     assert np.array_equal(got[:37], clean[:37])
-    assert np.all(np.isnan(got[37:]))
+    assert np.all(np.isnan(got[37 : 37 + (shape.window or tokens)]))
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [16, 5])
+@pytest.mark.parametrize("shape", WINDOWED)
+def test_what_lies_before_a_window_never_reaches_it(instruction_set: str, dtype: DType, block_size: int, shape: Heads) -> None:
+    tokens = 90
+    qkv = random_qkv(6, tokens, shape)
+    clean = run_step(attention_executable(shape, instruction_set, dtype, block_size), shape, [(0, tokens)], table_of(range(18)), qkv)
+    dirty = qkv.copy()
+    dirty[35] = np.nan
+    for chunks in ([tokens], [40, 1, 49], [1] * tokens):
+        executable, parts, start = attention_executable(shape, instruction_set, dtype, block_size), [], 0
+        for chunk in chunks:
+            parts.append(run_step(executable, shape, [(start, chunk)], table_of(range(18)), dirty[start : start + chunk]))
+            start += chunk
+        got = np.concatenate(parts)
+        assert np.all(np.isnan(got[35 : min(tokens, 35 + shape.window)]))
+        assert np.array_equal(got[:35], clean[:35])
+        assert np.array_equal(got[35 + shape.window :], clean[35 + shape.window :])
+
+
+def test_a_window_as_wide_as_the_sequence_has_the_bits_of_none() -> None:
+    """What a model without windows computes does not know that there are any."""
+    for instruction_set in SETS:
+        qkv = random_qkv(9, 70, SHAPES[0])
+        plain, wide = (
+            run_step(attention_executable(shape, instruction_set, "float32"), shape, [(0, 70)], table_of(range(5)), qkv)
+            for shape in (SHAPES[0], replace(SHAPES[0], window=70))
+        )
+        assert np.array_equal(plain, wide)
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

@@ -1,4 +1,4 @@
-"""exp, log, Philox and Gumbel noise: accurate, the same in every lane, and Philox exactly the published generator."""
+"""exp, log, tanh, Philox and Gumbel noise: accurate, the same in every lane, and Philox exactly the published generator."""
 
 from __future__ import annotations
 
@@ -53,7 +53,22 @@ def test_log_is_within_two_units_in_the_last_place(instruction_set: str) -> None
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize("function", ["exp", "log"])
+def test_tanh_is_within_two_units_in_the_last_place_and_odd(instruction_set: str) -> None:
+    x = np.concatenate([np.geomspace(1e-30, 1, 100_001), np.linspace(0.6, 0.65, 50_001), np.linspace(0.6, 20, 100_003)]).astype(np.float32)
+    got = elementwise(instruction_set, "tanh", x)
+    np.testing.assert_allclose(got, np.tanh(x.astype(np.float64)), rtol=2.4e-7, atol=0)
+    assert np.array_equal(elementwise(instruction_set, "tanh", -x), -got)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_tanh_at_the_edges(instruction_set: str) -> None:
+    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e38, -1e38], dtype=np.float32)
+    got = elementwise(instruction_set, "tanh", x)
+    assert np.array_equal(got, np.array([0, 0, 1, -1, np.nan, 1, -1], dtype=np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("function", ["exp", "log", "tanh"])
 def test_value_does_not_depend_on_its_lane_or_the_tail(instruction_set: str, function: str) -> None:
     x = np.random.default_rng(1).uniform(0.01, 50, 37).astype(np.float32)
     whole = elementwise(instruction_set, function, x)

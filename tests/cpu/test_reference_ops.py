@@ -56,18 +56,24 @@ def test_a_case_is_a_function_of_its_seed(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_embed_reads_the_rows_of_the_ids(seed: int, dtype: DType) -> None:
+def test_embed_reads_the_rows_of_the_ids_and_scales_them(seed: int, dtype: DType) -> None:
     case = OP_REFERENCES["embed"].generate(seed)
-    table = rounded(case.weights["table"], dtype)
-    close("embed", dtype, run(case, dtype)[0], np.stack([table[token] for token in case.steps[0].inputs.token_ids.tolist()]))
+    table = rounded(case.weights["table"], dtype).astype(np.float32) * np.float32(case.program.ops[0].attributes["scale"])
+    close("embed", dtype, run(case, dtype)[0], np.stack([table[token] for token in case.steps[0].inputs.token_ids.tolist()]).astype(np.float64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rms_norm_divides_by_the_root_mean_square_and_keeps_its_gain_in_float32(seed: int, dtype: DType) -> None:
     case = OP_REFERENCES["rms_norm"].generate(seed)
+    settings, gain = case.program.ops[0].attributes, case.weights["gain"][0].astype(np.float64)
     x = case.steps[0].activations["x"].astype(np.float64)
-    expected = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) * case.weights["gain"]
+    expected = case.steps[0].activations.get("y", np.zeros(x.shape)).astype(np.float64)
+    for group in range(max(1, int(settings["groups"]))):
+        columns = slice(int(settings["column"]) + group * len(gain), int(settings["column"]) + (group + 1) * len(gain))
+        part = x[:, columns]
+        normed = part / np.sqrt((part**2).mean(1, keepdims=True) + 1e-5) * (gain + settings["offset"])
+        expected[:, columns] = normed + expected[:, columns] if settings["accumulate"] else normed
     close("rms_norm", dtype, run(case, dtype)[0], expected)
 
 
@@ -84,17 +90,18 @@ def test_linear_multiplies_rounded_rows_adds_bias_and_accumulates(seed: int, dty
     close("linear", dtype, run(case, dtype)[0], expected)
 
 
-def rotated(x: F64, position: int, frequencies: NDArray[np.float32]) -> F64:
-    """Rotation as multiplication by a complex number of length 1; x [heads, head_dim]."""
-    half = x.shape[-1] // 2
+def rotated(x: F64, position: int, frequencies: NDArray[np.float32], magnitude: float) -> F64:
+    """Rotation as multiplication by a complex number of length `magnitude`; x [heads, head_dim]."""
+    half = len(frequencies)
     angle = (np.float32(position) * frequencies).astype(np.float64)
-    turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * angle)
-    return np.concatenate([turned.real, turned.imag], -1)
+    turned = (x[:, :half] + 1j * x[:, half : 2 * half]) * np.exp(1j * angle) * magnitude
+    return np.concatenate([turned.real, turned.imag, x[:, 2 * half :]], -1)
 
 
 def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]:
     """(rotated queries, attended values) a step, with each row's keys and values in plain lists and no blocks."""
-    sizes = case.program.ops[0].attributes
+    sizes, settings = case.program.ops[0].attributes, case.program.ops[1].attributes
+    window, cap = int(settings["window"]), float(settings["soft_cap"])
     heads, kv_heads, head_dim = (int(sizes[name]) for name in ("heads", "kv_heads", "head_dim"))
     keys: dict[int, list[F64]] = {}
     values: dict[int, list[F64]] = {}
@@ -106,7 +113,7 @@ def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]
                 position = int(step.inputs.positions[token])
                 qkv = step.activations["qkv"][token].astype(np.float64).reshape(-1, head_dim)
                 q, k, v = qkv[:heads], qkv[heads : heads + kv_heads], qkv[heads + kv_heads :]
-                q, k = rotated(q, position, case.weights["frequencies"][0]), rotated(k, position, case.weights["frequencies"][0])
+                q, k = (rotated(x, position, case.weights["frequencies"][0], float(sizes["magnitude"])) for x in (q, k))
                 keys.setdefault(row, []).append(rounded(k.astype(np.float32), dtype))
                 values.setdefault(row, []).append(rounded(v.astype(np.float32), dtype))
                 assert len(keys[row]) == position + 1
@@ -114,6 +121,8 @@ def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]
                 out = []
                 for head in range(heads):
                     scores = np.array([q[head] @ key[head // (heads // kv_heads)] for key in keys[row]]) * head_dim**-0.5
+                    scores = cap * np.tanh(scores / cap) if cap else scores
+                    scores[: max(0, position + 1 - window) if window else 0] = -np.inf
                     weights = np.exp(scores - scores.max())
                     out.append(weights / weights.sum() @ np.stack([value[head // (heads // kv_heads)] for value in values[row]]))
                 attended.append(np.concatenate(out))
@@ -139,14 +148,25 @@ def test_attention_reads_through_scattered_blocks_what_chunks_before_it_wrote(se
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gated_activation_is_silu_of_gate_times_up(seed: int) -> None:
+def test_gated_activation_is_silu_or_gelu_by_tanh_of_gate_times_up(seed: int) -> None:
     case = OP_REFERENCES["gated_activation"].generate(seed)
     gate, up = np.split(case.steps[0].activations["x"].astype(np.float64), 2, axis=1)
-    close("gated_activation", "float32", run(case, "float32")[0], gate * up / (1 + np.exp(-gate)))
+    silu = gate / (1 + np.exp(-gate))
+    gelu = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
+    close("gated_activation", "float32", run(case, "float32")[0], up * (silu if case.program.ops[0].attributes["kind"] == "silu" else gelu))
 
 
-def test_gated_activation_of_extreme_gates_is_finite() -> None:
-    case = OP_REFERENCES["gated_activation"].generate(0)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_soft_cap_bounds_by_tanh(seed: int) -> None:
+    case = OP_REFERENCES["soft_cap"].generate(seed)
+    cap, x = case.program.ops[0].attributes["cap"], case.steps[0].activations["x"].astype(np.float64)
+    assert np.abs(x).max() > cap / 2
+    close("soft_cap", "float32", run(case, "float32")[0], cap * np.tanh(x / cap))
+
+
+@pytest.mark.parametrize("seed", [0, 1], ids=["silu", "gelu_tanh"])
+def test_gated_activation_of_extreme_gates_is_finite(seed: int) -> None:
+    case = OP_REFERENCES["gated_activation"].generate(seed)
     x = case.steps[0].activations["x"].copy()
     x[:, : x.shape[1] // 2] = np.linspace(-300, 300, x[:, : x.shape[1] // 2].size).reshape(len(x), -1)
     assert np.isfinite(run(replace(case, steps=(replace(case.steps[0], activations={"x": x}),)), "float32")[0]).all()
@@ -203,6 +223,15 @@ def test_attention_over_a_position_that_was_never_written_is_not_a_number() -> N
     case = OP_REFERENCES["paged_attention"].generate(0)
     (outcome,) = run_case(ReferenceBackend(), replace(case, steps=case.steps[1:2]), "float32")
     assert np.isnan(outcome.buffers["y"]).all()
+
+
+def test_attention_never_reads_what_lies_outside_its_window() -> None:
+    """A window of one position: a step in the middle needs nothing of what came before it."""
+    case = OP_REFERENCES["paged_attention"].generate(1)
+    assert case.program.ops[1].attributes["window"] == 1
+    whole = run_case(ReferenceBackend(), case, "float32")[1]
+    (alone,) = run_case(ReferenceBackend(), replace(case, steps=case.steps[1:2]), "float32")
+    assert np.array_equal(alone.buffers["y"], whole.buffers["y"])
 
 
 def test_a_step_leaves_the_thread_count_of_torch_as_it_was() -> None:

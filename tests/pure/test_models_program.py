@@ -76,7 +76,7 @@ def test_frequencies_are_computed_and_shared_by_all_layers() -> None:
     source = weight_sources(spec, build_program(spec, range(4), embeds=True, samples=True))["rope.inverse_frequencies"]
     assert source.parts == ()
     assert source.computed is not None
-    assert np.array_equal(source.computed, inverse_frequencies(spec)[None, :])
+    assert np.array_equal(source.computed, inverse_frequencies(spec.ropes[0])[None, :])
 
 
 @pytest.mark.parametrize("layers", [range(0), range(3, 5), range(-1, 2), range(0, 4, 2)])

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lockstep.errors import ConfigError
-from lockstep.models.llama import WeightSource, build_llama, llama_weight_sources
+from lockstep.models.blocks import WeightSource
+from lockstep.models.gemma import build_gemma, gemma_weight_sources
+from lockstep.models.llama import build_llama, llama_weight_sources, phi3_weight_sources
 from lockstep.models.spec import ModelSpec
 from lockstep.ops.program import Program
 
@@ -22,7 +24,13 @@ class Family:
     sources: Callable[[ModelSpec, Program], Mapping[str, WeightSource]]
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({"llama": Family(build=build_llama, sources=llama_weight_sources)})
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family(build=build_llama, sources=llama_weight_sources),
+        "phi3": Family(build=build_llama, sources=phi3_weight_sources),
+        "gemma": Family(build=build_gemma, sources=gemma_weight_sources),
+    }
+)
 
 
 def build_program(spec: ModelSpec, layers: range, *, embeds: bool, samples: bool) -> Program:

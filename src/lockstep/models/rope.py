@@ -1,28 +1,73 @@
-"""The rotary frequencies of a model: the one weight that is computed and not read from a checkpoint. Knows numbers, not ops."""
+"""Rotary embeddings: what they are told, and their frequencies, the one weight that is computed and not read from a checkpoint.
+
+Knows numbers; does not know configs, layers or ops.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.models.spec import ModelSpec, RopeScaling
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearScaling:
+    """Every frequency divided by `factor`: positions pressed into the window that the model was trained at."""
+
+    factor: float
 
 
-def inverse_frequencies(spec: ModelSpec) -> NDArray[np.float32]:
-    """float32 [head_dim / 2]: theta ** (-2 i / head_dim), stretched where the spec has a scaling.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3's stretching of the rotary frequencies. original_window: the window that the model was first trained at, in tokens."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongScaling:
+    """LongRoPE: each frequency divided by a factor of its own, cosines and sines times `magnitude`. factors: one a frequency."""
+
+    factors: tuple[float, ...]
+    magnitude: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """theta: the base. width: values of a head that turn, even; the rest pass. scaling: None for the plain form."""
+
+    theta: float
+    width: int
+    scaling: LinearScaling | Llama3Scaling | LongScaling | None = None
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        return self.scaling.magnitude if isinstance(self.scaling, LongScaling) else 1.0
+
+
+def inverse_frequencies(rope: Rope) -> NDArray[np.float32]:
+    """float32 [width / 2]: theta ** (-2 i / width), stretched where there is a scaling.
 
     The power is computed in float64 and rounded once, so that every machine gets the same bits; then come single float32 operations.
-    Source: Su et al. 2021, "RoFormer", section 3.2.2.
+    Sources: Su et al. 2021, "RoFormer", section 3.2.2; for LongRoPE Ding et al. 2024, arXiv 2402.13753.
     """
-    exponents = np.arange(0, spec.head_dim, 2, dtype=np.float32) / np.float32(spec.head_dim)
-    powers = np.power(np.float64(np.float32(spec.rope_theta)), exponents.astype(np.float64)).astype(np.float32)
+    exponents = np.arange(0, rope.width, 2, dtype=np.float32) / np.float32(rope.width)
+    powers = np.power(np.float64(np.float32(rope.theta)), exponents.astype(np.float64)).astype(np.float32)
+    if isinstance(rope.scaling, LongScaling):
+        powers = np.array(rope.scaling.factors, np.float32) * powers
     frequencies = np.float32(1.0) / powers
-    return frequencies if spec.rope_scaling is None else _stretched(frequencies, spec.rope_scaling)
+    if isinstance(rope.scaling, LinearScaling):
+        return (frequencies / np.float32(rope.scaling.factor)).astype(np.float32)
+    return _stretched(frequencies, rope.scaling) if isinstance(rope.scaling, Llama3Scaling) else frequencies
 
 
-def _stretched(frequencies: NDArray[np.float32], scaling: RopeScaling) -> NDArray[np.float32]:
+def _stretched(frequencies: NDArray[np.float32], scaling: Llama3Scaling) -> NDArray[np.float32]:
     """Llama 3's scaling: frequencies with long waves are divided by the factor, those with short ones kept, those between blended.
 
     Division by an array is written as multiplication by its reciprocal, since that is the rounding of the models as published.

@@ -1,186 +1,266 @@
-"""What a model is, read from its config: sizes, norms, rotary parameters, window, special tokens.
+"""What a model is, read from its config: sizes, norms, what each layer's attention sees, special tokens.
 
-Knows the names of Hugging Face's config.json, in the older form (`rope_theta`, `rope_scaling`) and in that of transformers 5 (`rope_parameters`).
-Does not know how the model is computed, which weights it has, or where the config came from.
+Knows the names of Hugging Face's config.json and the settings in which architectures differ. Does not know how the model is computed, which
+weights it has, or where the config came from.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from lockstep.errors import CheckpointError, UnsupportedError
+from lockstep.models.config_fields import flag, integer, number, token_ids
+from lockstep.models.rope import Rope
+from lockstep.models.rope_config import FULL, SLIDING, read_ropes
 
-FAMILY_OF_ARCHITECTURE: Mapping[str, str] = MappingProxyType({"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama"})
-"""Which family's program computes an architecture. A Mistral without its sliding window is a Llama in every operation."""
+Activation = Literal["silu", "gelu_tanh"]
 
-SIZE_MAX = 1 << 28
+LAYERS_MAX = 1 << 16
+"""More than any model has: a damaged config must not make a spec that fills the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Llama 3's stretching of the rotary frequencies. original_window: the window that the model was first trained at, in tokens."""
+class LayerAttention:
+    """What one layer's attention sees. sliding_window: the last so many positions, a token's own included; 0: all before it. rope: how queries and
+    keys are rotated."""
 
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_window: int
+    sliding_window: int
+    rope: Rope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """The sizes and constants of one decoder.
 
-    family: which builder emits its program (a value of FAMILY_OF_ARCHITECTURE). window: the most tokens of one sequence (max_position_embeddings).
-    ffn_size: width of the gated feed-forward layer. rope_scaling: None for plain rotary embeddings.
+    family: which builder emits its program (a value of Architecture.family). window: the most tokens of one sequence (max_position_embeddings).
+    layers: one entry a layer. ffn_size: width of the gated feed-forward layer.
     tie_embeddings: the head is the embedding table.
-    attention_bias: on queries, keys, values and the output projection. mlp_bias: on gate, up and down.
+    qkv_bias: on queries, keys and values. output_bias: on attention's output projection. mlp_bias: on gate, up and down.
+    head_norms: queries and keys are normed, head by head, before they are rotated. norm_offset: what is added to every norm's gain.
+    attention_scale: of query times key. attention_soft_cap, logit_soft_cap: 0 for none. embedding_scale: of embedded tokens.
     bos_token_ids, eos_token_ids: empty where the config names none; the model's own end of an answer is any of eos_token_ids.
     """
 
     family: str
     vocab_size: int
     hidden_size: int
-    layer_count: int
+    layers: tuple[LayerAttention, ...]
     head_count: int
     kv_head_count: int
     head_dim: int
     ffn_size: int
+    activation: Activation
     norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
+    norm_offset: float
+    attention_scale: float
+    attention_soft_cap: float
+    logit_soft_cap: float
+    embedding_scale: float
     tie_embeddings: bool
+    head_norms: bool
     window: int
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    bos_token_ids: tuple[int, ...] = ()
-    eos_token_ids: tuple[int, ...] = ()
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    bos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.layers)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The different ropes of the whole model, by first use."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """How the configs and weights of one class of transformers differ from Llama's.
+
+    windows: which layers slide if the config has no `layer_types`: none; all that have a `sliding_window` (always); those from
+    `max_window_layers` on where `use_sliding_window` says so (flagged); all but every so-manieth by `sliding_window_pattern` (alternating).
+    flags: the config's flags of biases that the class knows. qkv_bias: queries, keys and values have a bias whatever the config says.
+    gemma: norms with gain + 1, scaled embeddings, soft caps, a query scale of its own. local_rope: sliding layers have a rotary base of their own.
+    partial_rope: a part of a head may be rotated. defaults: what the class assumes where a config.json leaves a key out.
+    """
+
+    family: str
+    windows: Literal["none", "always", "flagged", "alternating"] = "none"
+    flags: frozenset[str] = frozenset()
+    qkv_bias: bool = False
+    head_norms: bool = False
+    gemma: bool = False
+    local_rope: bool = False
+    partial_rope: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_GEMMA_DEFAULTS: Mapping[str, Any] = {
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "LlamaForCausalLM": Architecture(family="llama", flags=frozenset({"attention_bias", "mlp_bias"})),
+        "MistralForCausalLM": Architecture(family="llama", windows="always", defaults={"sliding_window": 4096}),
+        "Qwen2ForCausalLM": Architecture(
+            family="llama", windows="flagged", qkv_bias=True, defaults={"sliding_window": 4096, "max_window_layers": 28}
+        ),
+        "Qwen3ForCausalLM": Architecture(
+            family="llama",
+            windows="flagged",
+            flags=frozenset({"attention_bias"}),
+            head_norms=True,
+            defaults={"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+        ),
+        "Phi3ForCausalLM": Architecture(family="phi3", windows="always", partial_rope=True, defaults={"rms_norm_eps": 1e-5}),
+        "Gemma2ForCausalLM": Architecture(
+            family="gemma",
+            windows="alternating",
+            flags=frozenset({"attention_bias"}),
+            gemma=True,
+            defaults={**_GEMMA_DEFAULTS, "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        ),
+        "Gemma3ForCausalLM": Architecture(
+            family="gemma",
+            windows="alternating",
+            flags=frozenset({"attention_bias"}),
+            head_norms=True,
+            gemma=True,
+            local_rope=True,
+            defaults={**_GEMMA_DEFAULTS, "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        ),
+    }
+)
+"""Every architecture that is computed, by its class in transformers. The rest is refused by name."""
+
+_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"})
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """Read a config in config.json's names.
 
-    Raises UnsupportedError for an architecture, activation, rotary scaling or attention window that Lockstep does not compute,
+    Raises UnsupportedError for an architecture, activation, rotary scaling or layer type that Lockstep does not compute,
     CheckpointError, naming the key, for a number that is missing or absurd.
     """
-    family = _family(config)
-    _refuse_what_is_not_computed(config)
-    vocab_size = _integer(config, "vocab_size")
-    hidden_size = _integer(config, "hidden_size")
-    head_count = _integer(config, "num_attention_heads")
-    kv_head_count = _integer(config, "num_key_value_heads", default=head_count)
-    if head_count % kv_head_count:
-        raise CheckpointError(f"num_key_value_heads must divide num_attention_heads, got {kv_head_count} and {head_count}; check the model's config")
-    if config.get("head_dim") is None and hidden_size % head_count:
-        raise CheckpointError(f"hidden_size must be a multiple of num_attention_heads where head_dim is absent, got {hidden_size} and {head_count}")
-    head_dim = _integer(config, "head_dim", default=hidden_size // head_count)
-    if head_dim < 2 or head_dim % 2:
-        raise CheckpointError(f"head_dim must be even, since rotary embeddings turn pairs, got {head_dim}; check the model's config")
-    theta, scaling = _rope(config)
+    architecture = _architecture(config)
+    config = {**architecture.defaults, **config}
+    _refuse_what_is_not_computed(config, architecture)
+    vocab_size, hidden_size = integer(config, "vocab_size"), integer(config, "hidden_size")
+    head_count, kv_head_count, head_dim = _heads(config, hidden_size)
+    biased = {name: name in architecture.flags and flag(config, name) for name in ("attention_bias", "mlp_bias")}
+    gemma = architecture.gemma
     return ModelSpec(
-        family=family,
+        family=architecture.family,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layer_count=_integer(config, "num_hidden_layers"),
+        layers=_layers(config, architecture, head_dim),
         head_count=head_count,
         kv_head_count=kv_head_count,
         head_dim=head_dim,
-        ffn_size=_integer(config, "intermediate_size"),
-        norm_eps=_number(config, "rms_norm_eps", default=1e-6, below=1.0),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_embeddings=_flag(config, "tie_word_embeddings"),
-        window=_integer(config, "max_position_embeddings"),
-        attention_bias=_flag(config, "attention_bias"),
-        mlp_bias=_flag(config, "mlp_bias"),
-        bos_token_ids=_token_ids(config, "bos_token_id", vocab_size),
-        eos_token_ids=_token_ids(config, "eos_token_id", vocab_size),
+        ffn_size=integer(config, "intermediate_size"),
+        activation=_activation(config, "hidden_activation" if gemma else "hidden_act"),
+        norm_eps=number(config, "rms_norm_eps", default=1e-6, below=1.0),
+        norm_offset=1.0 if gemma else 0.0,
+        attention_scale=(number(config, "query_pre_attn_scalar", below=1e6) if gemma else head_dim) ** -0.5,
+        attention_soft_cap=_soft_cap(config, "attn_logit_softcapping") if gemma else 0.0,
+        logit_soft_cap=_soft_cap(config, "final_logit_softcapping") if gemma else 0.0,
+        embedding_scale=hidden_size**0.5 if gemma else 1.0,
+        tie_embeddings=flag(config, "tie_word_embeddings"),
+        head_norms=architecture.head_norms,
+        window=integer(config, "max_position_embeddings"),
+        qkv_bias=biased["attention_bias"] or architecture.qkv_bias,
+        output_bias=biased["attention_bias"],
+        mlp_bias=biased["mlp_bias"],
+        bos_token_ids=token_ids(config, "bos_token_id", vocab_size),
+        eos_token_ids=token_ids(config, "eos_token_id", vocab_size),
     )
 
 
-def _family(config: Mapping[str, Any]) -> str:
+def _architecture(config: Mapping[str, Any]) -> Architecture:
     names = config.get("architectures")
     if not isinstance(names, (list, tuple)) or not names:
         raise CheckpointError(f"architectures must be a list with the model's class name, got {names!r}; check the model's config")
     for name in names:
-        if isinstance(name, str) and name in FAMILY_OF_ARCHITECTURE:
-            return FAMILY_OF_ARCHITECTURE[name]
-    raise UnsupportedError(f"architecture {', '.join(map(str, names))} is not supported; supported are {', '.join(sorted(FAMILY_OF_ARCHITECTURE))}")
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    raise UnsupportedError(f"architecture {', '.join(map(str, names))} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}")
 
 
-def _refuse_what_is_not_computed(config: Mapping[str, Any]) -> None:
+def _refuse_what_is_not_computed(config: Mapping[str, Any], architecture: Architecture) -> None:
     """Settings that change the numbers and that no program here computes; reading past them would answer from another model."""
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedError(f"hidden_act {activation!r} is not supported; supported is 'silu'")
-    window = None if config.get("sliding_window") is None else _integer(config, "sliding_window")
-    if window is not None and window < _integer(config, "max_position_embeddings"):
-        raise UnsupportedError(
-            f"sliding_window {window} below max_position_embeddings {config['max_position_embeddings']} is not supported; "
-            "use a model with full attention, or set max_position_embeddings to the sliding window"
-        )
     if config.get("quantization_config") is not None:
         raise UnsupportedError("quantization_config is not supported; use a checkpoint in float32, float16 or bfloat16, or a GGUF file")
+    window = config.get("sliding_window")
+    if architecture.windows == "none" and window is not None and integer(config, "sliding_window") < integer(config, "max_position_embeddings"):
+        raise UnsupportedError(
+            f"sliding_window {window} is not supported for this architecture, whose layers see everything before them; "
+            "remove it from the config, or name MistralForCausalLM there if the model was trained with it"
+        )
+    if config.get("use_bidirectional_attention"):
+        raise UnsupportedError("use_bidirectional_attention is not supported; supported are models whose tokens see what came before them")
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Base frequency and scaling, from whichever form the config has."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise CheckpointError(f"rope_parameters must be a mapping, got {parameters!r}; check the model's config")
-    place = parameters if "rope_theta" in parameters else config
-    theta = _number(place, "rope_theta", default=10000.0, below=1e12)
-    if theta < 1.0:
-        raise CheckpointError(f"rope_theta must be at least 1, got {theta:g}; check the model's config")
-    if _number(parameters if "partial_rotary_factor" in parameters else config, "partial_rotary_factor", default=1.0, below=2.0) != 1.0:
-        raise UnsupportedError("partial_rotary_factor other than 1 is not supported; supported are models that rotate whole heads")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise UnsupportedError(f"rotary scaling {kind!r} is not supported; supported are 'default' and 'llama3'")
-    scaling = RopeScaling(
-        factor=_number(parameters, "factor", below=1e6),
-        low_frequency_factor=_number(parameters, "low_freq_factor", below=1e6),
-        high_frequency_factor=_number(parameters, "high_freq_factor", below=1e6),
-        original_window=_integer(parameters, "original_max_position_embeddings", default=_integer(config, "max_position_embeddings")),
-    )
-    if scaling.high_frequency_factor <= scaling.low_frequency_factor:
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        raise CheckpointError(f"high_freq_factor must be above low_freq_factor, got {high:g} and {low:g}; check the model's config")
-    return theta, scaling
+def _activation(config: Mapping[str, Any], key: str) -> Activation:
+    name = config.get(key, "silu")
+    if name not in _ACTIVATIONS:
+        raise UnsupportedError(f"{key} {name!r} is not supported; supported are {', '.join(map(repr, _ACTIVATIONS))}")
+    return _ACTIVATIONS[name]
 
 
-def _integer(config: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= SIZE_MAX:
-        raise CheckpointError(f"{key} must be an integer from 1 to {SIZE_MAX}, got {value!r}; check the model's config")
-    return value
+def _heads(config: Mapping[str, Any], hidden_size: int) -> tuple[int, int, int]:
+    """Query heads, KV heads, width of a head."""
+    head_count = integer(config, "num_attention_heads")
+    kv_head_count = integer(config, "num_key_value_heads", default=head_count)
+    if head_count % kv_head_count:
+        raise CheckpointError(f"num_key_value_heads must divide num_attention_heads, got {kv_head_count} and {head_count}; check the model's config")
+    if config.get("head_dim") is None and hidden_size % head_count:
+        raise CheckpointError(f"hidden_size must be a multiple of num_attention_heads where head_dim is absent, got {hidden_size} and {head_count}")
+    head_dim = integer(config, "head_dim", default=hidden_size // head_count)
+    if head_dim < 2 or head_dim % 2:
+        raise CheckpointError(f"head_dim must be even, since rotary embeddings turn pairs, got {head_dim}; check the model's config")
+    return head_count, kv_head_count, head_dim
 
 
-def _number(config: Mapping[str, Any], key: str, *, below: float, default: float | None = None) -> float:
-    value = config.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 < value < below:
-        raise CheckpointError(f"{key} must be a number above 0 and below {below:g}, got {value!r}; check the model's config")
-    return float(value)
+def _soft_cap(config: Mapping[str, Any], key: str) -> float:
+    return 0.0 if config.get(key) is None else number(config, key, below=1e6)
 
 
-def _flag(config: Mapping[str, Any], key: str) -> bool:
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"{key} must be true or false, got {value!r}; check the model's config")
-    return bool(value)
+def _layers(config: Mapping[str, Any], architecture: Architecture, head_dim: int) -> tuple[LayerAttention, ...]:
+    ropes = read_ropes(config, head_dim, partial=architecture.partial_rope, local=architecture.local_rope)
+    kinds = _layer_kinds(config, architecture)
+    window = integer(config, "sliding_window") if SLIDING in kinds else 0
+    # A window that is as wide as the model hides nothing.
+    window = 0 if window >= integer(config, "max_position_embeddings") else window
+    return tuple(LayerAttention(sliding_window=window if kind == SLIDING else 0, rope=ropes[kind]) for kind in kinds)
 
 
-def _token_ids(config: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int, ...]:
-    value = config.get(key)
-    values = () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    for item in values:
-        if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < vocab_size:
-            raise CheckpointError(f"{key} must hold ids from 0 to {vocab_size - 1}, got {value!r}; check the model's config")
-    return values
+def _layer_kinds(config: Mapping[str, Any], architecture: Architecture) -> tuple[str, ...]:
+    """FULL or SLIDING a layer."""
+    count, rule = integer(config, "num_hidden_layers", most=LAYERS_MAX), architecture.windows
+    if rule == "none" or (rule != "alternating" and config.get("sliding_window") is None):
+        return (FULL,) * count
+    if rule == "always":
+        return (SLIDING,) * count
+    if rule == "flagged" and not flag(config, "use_sliding_window"):
+        return (FULL,) * count
+    listed = config.get("layer_types")
+    if listed is not None:
+        if not isinstance(listed, (list, tuple)) or len(listed) != count:
+            raise CheckpointError(f"layer_types must be a list of {count}, one a layer, got {listed!r}; check the model's config")
+        unknown = [kind for kind in listed if kind not in (FULL, SLIDING)]
+        if unknown:
+            raise UnsupportedError(f"layer type {unknown[0]!r} is not supported; supported are {FULL!r} and {SLIDING!r}")
+        return tuple(listed)
+    if rule == "flagged":
+        first = integer(config, "max_window_layers", least=0)
+        return tuple(SLIDING if index >= first else FULL for index in range(count))
+    pattern = integer(config, "sliding_window_pattern")
+    return tuple(FULL if (index + 1) % pattern == 0 else SLIDING for index in range(count))

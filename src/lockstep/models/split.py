@@ -21,8 +21,8 @@ def weight_bytes(program: Program, dtype: DType) -> int:
 
 
 def layer_weight_bytes(spec: ModelSpec, dtype: DType) -> int:
-    """Bytes of one layer's weights. Every layer of a family has the same shapes."""
-    body, frequencies = build_program(spec, range(1), embeds=False, samples=False), 4 * (spec.head_dim // 2)
+    """Bytes of one layer's weights, without the rotary frequencies that layers share. Every layer of a family has the same shapes."""
+    body, frequencies = build_program(spec, range(1), embeds=False, samples=False), 4 * (spec.layers[0].rope.width // 2)
     return weight_bytes(body, dtype) - frequencies
 
 
@@ -30,7 +30,8 @@ def split_layers(spec: ModelSpec, stage_count: int, dtype: DType) -> tuple[range
     """The split whose largest stage has the fewest weight bytes, the embedding counted on the first stage, final norm and head on the last.
 
     Each stage starts with one layer; every further layer goes to the stage that is the smallest with it, the earlier one on a tie. That is optimal
-    because all layers weigh the same. Raises ConfigError if there are fewer layers than stages.
+    because all layers weigh the same (a second table of rotary frequencies, some hundred bytes, is not counted).
+    Raises ConfigError if there are fewer layers than stages.
     """
     _check_stage_count(stage_count, spec.layer_count)
     layer = layer_weight_bytes(spec, dtype)

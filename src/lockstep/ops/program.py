@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lockstep.errors import InternalError
-from lockstep.ops.vocabulary import OPS
+from lockstep.ops.vocabulary import OPS, Attribute
 
 Axis = Literal["T", "S"]
 WeightRole = Literal["matrix", "vector", "embedding"]
@@ -59,7 +59,7 @@ class Op:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     weights: tuple[str, ...] = ()
-    attributes: Mapping[str, int | float | str | bool] = ()  # type: ignore[assignment]
+    attributes: Mapping[str, Attribute] = ()  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +127,10 @@ class ProgramBuilder:
         inputs: tuple[str, ...] = (),
         outputs: tuple[str, ...] = (),
         weights: tuple[str, ...] = (),
-        **attributes: int | float | str | bool,
+        **attributes: Attribute,
     ) -> None:
-        """Append one op call, checked: counts of inputs, outputs and weights, names declared, attributes exactly the op's."""
+        """Append one op call, checked: counts of inputs, outputs and weights, names declared, attributes the op's.
+        Those left out get their defaults."""
         spec = OPS.get(kind)
         if spec is None:
             raise InternalError(f"no op {kind!r}; there are {sorted(OPS)}")
@@ -144,9 +145,9 @@ class ProgramBuilder:
         for name in weights:
             if name not in self._weights:
                 raise InternalError(f"{kind}: weight {name!r} is not declared")
-        if set(attributes) != set(spec.attributes):
-            raise InternalError(f"{kind}: attributes are {sorted(spec.attributes)}, got {sorted(attributes)}")
-        self._ops.append(Op(kind=kind, inputs=inputs, outputs=outputs, weights=weights, attributes=attributes))
+        if not set(spec.attributes) <= set(attributes) <= {*spec.attributes, *spec.defaults}:
+            raise InternalError(f"{kind}: attributes are {sorted(spec.attributes)}, may be {sorted(spec.defaults)}, got {sorted(attributes)}")
+        self._ops.append(Op(kind=kind, inputs=inputs, outputs=outputs, weights=weights, attributes={**spec.defaults, **attributes}))
 
     def build(self) -> Program:
         return Program(

@@ -7,12 +7,16 @@ Every op is row-invariant: a row of an output is bit for bit a function of the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Attribute = int | float | str | bool
 
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """inputs, outputs: roles of buffers, in order. weights: roles of weights, in order, of which the last `optional_weights` may be left out."""
+    """inputs, outputs: roles of buffers, in order. weights: roles of weights, in order, of which the last `optional_weights` may be left out.
+    attributes: those that a call must give. defaults: those that it may leave out, with the value that leaves the op at its plainest."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -20,6 +24,7 @@ class OpSpec:
     attributes: tuple[str, ...]
     meaning: str
     optional_weights: int = 0
+    defaults: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 OPS: dict[str, OpSpec] = {
@@ -28,14 +33,20 @@ OPS: dict[str, OpSpec] = {
         ("y",),
         ("table",),
         (),
-        "y[T, H] = table[token_ids[T]] widened to float32. Reads the step's token_ids. Ids outside [0, V) are an error before anything is written.",
+        "y[T, H] = table[token_ids[T]] widened to float32, times scale (rounded to float32; 1 leaves the bits). Reads the step's token_ids. "
+        "Ids outside [0, V) are an error before anything is written.",
+        defaults={"scale": 1.0},
     ),
     "rms_norm": OpSpec(
         ("x",),
         ("y",),
         ("gain",),
         ("eps",),
-        "y = x / sqrt(mean(x * x, last axis) + eps) * gain. The gain is kept in float32 whatever the dtype.",
+        "y = x / sqrt(mean(x * x, last axis) + eps) * (gain + offset), added to what y held if accumulate. With groups above 0 only "
+        "x's columns [column, column + groups * G) are normed, as `groups` vectors as wide as the gain, G, each by itself (heads, inside a buffer "
+        "that holds more), and the other columns of y keep what they held. x and y may be one buffer unless it accumulates. "
+        "The gain is kept in float32 whatever the dtype.",
+        defaults={"offset": 0.0, "accumulate": False, "column": 0, "groups": 0},
     ),
     "linear": OpSpec(
         ("x",),
@@ -51,13 +62,14 @@ OPS: dict[str, OpSpec] = {
         ("q",),
         ("inverse_frequencies",),
         ("kv_layer", "heads", "kv_heads", "head_dim"),
-        "qkv[T, (heads + 2 * kv_heads) * head_dim] holds queries, keys, values one after the other. Queries and keys are rotated by their "
-        "token's position, "
-        "half-split pairs (i, i + head_dim / 2): angle = position * inverse_frequencies[i] (float32 product, i in [0, head_dim / 2)); "
-        "(a, b) -> (a cos - b sin, b cos + a sin). Rotated queries go to q[T, heads * head_dim]; rotated keys and plain values are rounded "
-        "to the KV dtype "
+        "qkv[T, (heads + 2 * kv_heads) * head_dim] holds queries, keys, values one after the other. Of each query and key the first 2 * F values, "
+        "F the width of inverse_frequencies (at most head_dim / 2), are rotated by their token's position, half-split pairs (i, i + F): "
+        "angle = position * inverse_frequencies[i] (float32 product, i in [0, F)), cos and sin times magnitude (one float32 product); "
+        "(a, b) -> (a cos - b sin, b cos + a sin); the rest stays as it is. Rotated queries go to q[T, heads * head_dim]; rotated keys and plain "
+        "values are rounded to the KV dtype "
         "and written at the token's position through its row's block table. inverse_frequencies is a vector weight computed by the model, "
         "not read from a file.",
+        defaults={"magnitude": 1.0},
     ),
     "paged_attention": OpSpec(
         ("q",),
@@ -65,16 +77,26 @@ OPS: dict[str, OpSpec] = {
         (),
         ("kv_layer", "heads", "kv_heads", "head_dim", "scale"),
         "Causal attention with grouped heads (query head h reads KV head h // (heads / kv_heads)): for a token at position p, over "
-        "positions 0..p of its row, "
-        "y = softmax(scale * q . k) @ v, everything in float32 on KV widened from its dtype. Keys are walked in tiles at fixed absolute positions, "
-        "the same whatever the chunk, batch, block size or thread count.",
+        "positions 0..p of its row, of which with a window above 0 only the last `window` count (p itself is one of them), "
+        "y = softmax(cap(scale * q . k)) @ v, everything in float32 on KV widened from its dtype; cap(s) is s, or with a soft_cap above 0 "
+        "soft_cap * tanh(s / soft_cap). Keys are walked in tiles at fixed absolute positions, "
+        "the same whatever the chunk, batch, block size or thread count. What lies outside the window is never read.",
+        defaults={"window": 0, "soft_cap": 0.0},
     ),
     "gated_activation": OpSpec(
         ("gate_up",),
         ("y",),
         (),
         ("kind",),
-        "gate_up[T, 2 * F] holds gate then up. kind 'silu': y[T, F] = gate / (1 + exp(-gate)) * up.",
+        "gate_up[T, 2 * F] holds gate then up. kind 'silu': y[T, F] = gate / (1 + exp(-gate)) * up. kind 'gelu_tanh': "
+        "y = gate * (1 + tanh(z)) / 2 * up, z = sqrt(2 / pi) * (gate + 0.044715 * gate ** 3).",
+    ),
+    "soft_cap": OpSpec(
+        ("x",),
+        ("y",),
+        (),
+        ("cap",),
+        "y = cap * tanh(x / cap), element by element; cap above 0. x and y may be one buffer.",
     ),
     "select": OpSpec(
         ("x",),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.errors import CheckpointError, UnsupportedError
-from lockstep.weights.gguf_names import ARCHITECTURES, ROPE_FACTORS, GgufArchitecture
+from lockstep.weights.gguf_names import ARCHITECTURES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufArchitecture
 from lockstep.weights.gguf_parts import GgufParts
 
 EXTENT_MAX = 1 << 24
@@ -36,10 +38,13 @@ def config_of(file: GgufParts) -> dict[str, Any]:
             raise UnsupportedError(f"{file.path}: has {fields.prefix}{key} = {fields.get(key)!r}, a setting that is not supported")
     hidden_size = fields.integer("embedding_length")
     heads = fields.integer("attention.head_count")
-    head_dim = fields.integer("attention.key_length", fields.integer("rope.dimension_count", hidden_size // heads))
+    is_phi3, is_gemma = architecture.model_type == "phi3", architecture.norm_offset != 0.0
+    rotated = fields.integer("rope.dimension_count", hidden_size // heads)
+    head_dim = fields.integer("attention.key_length", hidden_size // heads if is_phi3 or is_gemma else rotated)
     if head_dim < 1:
         raise CheckpointError(f"{file.path}: {heads} heads in a hidden size of {hidden_size} leave heads of no values; download the file again")
-    if fields.integer("rope.dimension_count", head_dim) != head_dim or fields.integer("attention.value_length", head_dim) != head_dim:
+    rotated = fields.integer("rope.dimension_count", head_dim)
+    if (rotated != head_dim and not is_phi3) or fields.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedError(f"{file.path}: heads of {head_dim} with other sizes for rotation or values are not supported")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or embedding.shape[1:] != (hidden_size,):
@@ -53,10 +58,10 @@ def config_of(file: GgufParts) -> dict[str, Any]:
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "intermediate_size": fields.integer("feed_forward_length"),
-        "hidden_act": "silu",
+        "hidden_act": "gelu_pytorch_tanh" if is_gemma else "silu",
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": fields.number("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file, fields, head_dim),
+        "rope_scaling": _rope_scaling(file, fields, rotated),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -65,7 +70,45 @@ def config_of(file: GgufParts) -> dict[str, Any]:
     }
     if fields.get("attention.sliding_window"):
         config["sliding_window"] = fields.integer("attention.sliding_window")
+    if architecture.model_type == "llama" and "sliding_window" in config:
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    if is_phi3:
+        config |= _phi3_settings(fields, rotated, head_dim, is_long=bool(config["rope_scaling"]))
+    if is_gemma:
+        config |= _gemma_settings(fields, architecture, config)
     return config | _token_ids(file, bos_token_id="bos", eos_token_id="eos")
+
+
+def _phi3_settings(fields: _Fields, rotated: int, head_dim: int, *, is_long: bool) -> dict[str, Any]:
+    """The rotated part of a head as config.json says it, and the window that the model was first trained at."""
+    share = rotated / head_dim
+    settings: dict[str, Any] = {"partial_rotary_factor": share if int(head_dim * share) == rotated else math.nextafter(share, 2.0)}
+    if is_long:
+        settings["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length")
+    return settings
+
+
+def _gemma_settings(fields: _Fields, architecture: GgufArchitecture, config: dict[str, Any]) -> dict[str, Any]:
+    """What GGUF does not name is fixed by the architecture: every second layer of Gemma 2 sees everything, every sixth of Gemma 3, whose other
+    layers have a rotary base of 10000; queries are scaled by the width of a head, but in the 27B models by hidden_size / heads, which are known by
+    their number of layers. Source: llama.cpp, src/llama-model.cpp (LLM_ARCH_GEMMA2, LLM_ARCH_GEMMA3)."""
+    is_third = architecture.model_type == "gemma3_text"
+    is_27b = config["num_hidden_layers"] == (62 if is_third else 46)
+    pattern = fields.get("attention.sliding_window_pattern")
+    settings: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"],
+        "sliding_window": fields.integer("attention.sliding_window"),
+    }
+    if isinstance(pattern, np.ndarray):
+        settings["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]
+    else:
+        settings["sliding_window_pattern"] = fields.integer("attention.sliding_window_pattern", 6 if is_third else 2)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        settings[key] = fields.number(key) if fields.get(key) else None
+    if is_third:
+        settings["rope_local_base_freq"] = fields.number("rope.freq_base_swa", 10000.0)
+    return settings
 
 
 def generation_config_of(file: GgufParts) -> dict[str, Any]:
@@ -91,6 +134,8 @@ def _rope_scaling(file: GgufParts, fields: _Fields, head_dim: int) -> dict[str, 
     """`rope_scaling` of config.json, or None. Raises UnsupportedError for scaling that cannot be said in its terms."""
     if ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file, fields, head_dim)
+    if LONG_FACTORS in file.tensors or SHORT_FACTORS in file.tensors:
+        return _long_scaling(file, fields)
     kind = fields.get("rope.scaling.type") or "none"
     if kind == "none":
         return None
@@ -108,7 +153,7 @@ def _llama3_scaling(file: GgufParts, fields: _Fields, head_dim: int) -> dict[str
     unlike = UnsupportedError(f"{file.path}: the rotary factors in {ROPE_FACTORS} are not those of Llama 3's rule, the only one supported")
     if tensor.shape != (len(range(0, head_dim, 2)),):
         raise unlike
-    stored = tensor.number_format.widen(tensor.stored())
+    stored = _factors(file, ROPE_FACTORS)
     factor = float(stored.max())
     if not np.isfinite(factor) or factor < 1:
         raise unlike
@@ -118,6 +163,23 @@ def _llama3_scaling(file: GgufParts, fields: _Fields, head_dim: int) -> dict[str
     if not np.allclose(stored, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4, atol=0):
         raise unlike
     return {"rope_type": "llama3", "factor": factor, **LLAMA3_ROPE}
+
+
+def _long_scaling(file: GgufParts, fields: _Fields) -> dict[str, Any]:
+    """LongRoPE's factors from the two tensors that hold them, and the magnitude where the file has one."""
+    if LONG_FACTORS not in file.tensors or SHORT_FACTORS not in file.tensors:
+        raise CheckpointError(f"{file.path}: has one of {LONG_FACTORS} and {SHORT_FACTORS}, both were expected; copy or download the file again")
+    scaling: dict[str, Any] = {"rope_type": "longrope"}
+    for key, name in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):
+        scaling[key] = [float(str(value)) for value in _factors(file, name)]
+    if fields.get("rope.scaling.attn_factor"):
+        scaling["attention_factor"] = fields.number("rope.scaling.attn_factor")
+    return scaling
+
+
+def _factors(file: GgufParts, name: str) -> NDArray[np.float32]:
+    tensor = file.tensors[name]
+    return tensor.number_format.widen(tensor.stored())
 
 
 class _Fields:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.weights.gguf_config import architecture_of, config_of, generation_config_of
 from lockstep.weights.gguf_file import GgufTensor
-from lockstep.weights.gguf_names import MODEL_TENSORS, ROPE_FACTORS, GgufArchitecture
+from lockstep.weights.gguf_names import MODEL_TENSORS, SETTING_TENSORS, GgufArchitecture
 from lockstep.weights.gguf_parts import open_parts
 from lockstep.weights.mapped_file import content_hash
 
@@ -37,7 +37,7 @@ class GgufCheckpoint:
         self.generation_config: Mapping[str, Any] = generation_config_of(self._file)
         self.tokenizer_source: Mapping[str, Any] = self._file.metadata
         self._architecture = architecture_of(self._file)
-        self._tensors = {self._name(tensor.name): tensor for tensor in self._file.tensors.values() if tensor.name != ROPE_FACTORS}
+        self._tensors = {self._name(tensor.name): tensor for tensor in self._file.tensors.values() if tensor.name not in SETTING_TENSORS}
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
@@ -52,7 +52,10 @@ class GgufCheckpoint:
         layer_name = _LAYER_NAME.fullmatch(tensor.name)
         if layer_name is not None and layer_name[2] in self._architecture.interleaved:
             raw = raw.reshape(tensor.shape[0], -1)[self._half_split_order(tensor)].reshape(-1)
-        return tensor.number_format.widen(raw).reshape(tensor.shape)
+        values = tensor.number_format.widen(raw).reshape(tensor.shape)
+        if self._architecture.norm_offset and name.endswith("norm.weight"):
+            return values - np.float32(self._architecture.norm_offset)
+        return values
 
     def fingerprint(self) -> str:
         """64 hex digits: a hash of every byte of the file, or of all parts and their order (0.1 s for 100 MB); names do not count."""

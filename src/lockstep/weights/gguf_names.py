@@ -9,12 +9,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufArchitecture:
     """model_class, model_type: as in config.json. layer_tensors: the part of a name between "blk.N." and ".weight" or ".bias".
-    interleaved: those of them whose rows are stored in the order of rotary pairs (2i, 2i + 1) instead of (i, i + head_dim / 2), head by head."""
+    interleaved: those of them whose rows are stored in the order of rotary pairs (2i, 2i + 1) instead of (i, i + head_dim / 2), head by head.
+    norm_offset: what the file's norms have in them and Hugging Face's do not."""
 
     model_class: str
     model_type: str
     layer_tensors: Mapping[str, str]
     interleaved: frozenset[str] = frozenset()
+    norm_offset: float = 0.0
 
 
 MODEL_TENSORS: Mapping[str, str] = {
@@ -23,8 +25,10 @@ MODEL_TENSORS: Mapping[str, str] = {
     "output.weight": "lm_head.weight",
 }
 
-# A tensor of rotary frequency factors; it becomes `rope_scaling`.
+# Tensors of rotary frequency factors; they become `rope_scaling`.
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+SETTING_TENSORS = frozenset({ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS})
 
 _DECODER_LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -38,6 +42,13 @@ _DECODER_LAYER: Mapping[str, str] = {
     "ffn_down": "mlp.down_proj",
 }
 
+_HEAD_NORMS: Mapping[str, str] = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FOUR_NORMS: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture(
         model_class="LlamaForCausalLM", model_type="llama", layer_tensors=_DECODER_LAYER, interleaved=frozenset({"attn_q", "attn_k"})
@@ -46,6 +57,24 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "qwen3": GgufArchitecture(
         model_class="Qwen3ForCausalLM",
         model_type="qwen3",
-        layer_tensors={**_DECODER_LAYER, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        layer_tensors={**_DECODER_LAYER, **_HEAD_NORMS},
+    ),
+    "gemma2": GgufArchitecture(
+        model_class="Gemma2ForCausalLM", model_type="gemma2", layer_tensors={**_DECODER_LAYER, **_FOUR_NORMS}, norm_offset=1.0
+    ),
+    "gemma3": GgufArchitecture(
+        model_class="Gemma3ForCausalLM", model_type="gemma3_text", layer_tensors={**_DECODER_LAYER, **_FOUR_NORMS, **_HEAD_NORMS}, norm_offset=1.0
+    ),
+    "phi3": GgufArchitecture(
+        model_class="Phi3ForCausalLM",
+        model_type="phi3",
+        layer_tensors={
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        },
     ),
 }

@@ -29,8 +29,13 @@ class OpKind(Enum):
     rope_write = 3
     paged_attention = 4
     gated_activation = 5
-    select = 6
-    sample = 7
+    soft_cap = 6
+    select = 7
+    sample = 8
+
+class Activation(Enum):
+    silu = 0
+    gelu_tanh = 1
 
 class PackedWeight:
     @property
@@ -52,6 +57,13 @@ class OpCall:
         number: float = 0.0,
         kv_layer: int = -1,
         heads: int = 0,
+        scale: float = 1.0,
+        offset: float = 0.0,
+        column: int = 0,
+        groups: int = 0,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        activation: Activation = ...,
     ) -> None: ...
 
 class Executable:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from lockstep.backends.native import _kernels
 from lockstep.errors import InternalError, UnsupportedError
 from lockstep.ops.program import Op, Program
+from lockstep.ops.vocabulary import Attribute
+
+# The attribute that an op's record holds as `number`, and as `scale`.
+_NUMBER: Mapping[str, str] = MappingProxyType({"rms_norm": "eps", "paged_attention": "scale", "soft_cap": "cap"})
+_SCALE: Mapping[str, str] = MappingProxyType({"embed": "scale", "rope_write": "magnitude"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +43,33 @@ def _translate_op(program: Program, op: Op, index: Mapping[str, int], weights: M
         if name not in weights:
             raise InternalError(f"{op.kind}: weight {name!r} was not packed by the native backend")
     attributes = op.attributes
-    if op.kind == "gated_activation" and attributes["kind"] != "silu":
-        raise UnsupportedError(f"gated_activation of kind {attributes['kind']!r}; the native backend has 'silu'")
     if op.kind in ("rope_write", "paged_attention"):
         layer = program.kv_layers[int(attributes["kv_layer"])]
         if (attributes["kv_heads"], attributes["head_dim"]) != (layer.kv_heads, layer.head_dim):
             raise InternalError(f"{op.kind}: attributes {dict(attributes)} do not fit KV layer {layer}")
-    number = attributes["eps"] if op.kind == "rms_norm" else attributes["scale"] if op.kind == "paged_attention" else 0.0
     return _kernels.OpCall(
         kind=kind,
         input=index[op.inputs[0]] if op.inputs else -1,
         output=index[op.outputs[0]] if op.outputs else -1,
         weight=weights[op.weights[0]] if op.weights else None,
         bias=weights[op.weights[1]] if len(op.weights) > 1 else None,
-        accumulate=bool(attributes["accumulate"]) if op.kind == "linear" else False,
-        number=float(number),
-        kv_layer=int(attributes["kv_layer"]) if "kv_layer" in attributes else -1,
-        heads=int(attributes["heads"]) if "heads" in attributes else 0,
+        accumulate=bool(attributes.get("accumulate", False)),
+        number=float(attributes[_NUMBER[op.kind]]) if op.kind in _NUMBER else 0.0,
+        kv_layer=int(attributes.get("kv_layer", -1)),
+        heads=int(attributes.get("heads", 0)),
+        scale=float(attributes[_SCALE[op.kind]]) if op.kind in _SCALE else 1.0,
+        offset=float(attributes.get("offset", 0.0)),
+        column=int(attributes.get("column", 0)),
+        groups=int(attributes.get("groups", 0)),
+        window=int(attributes.get("window", 0)),
+        soft_cap=float(attributes.get("soft_cap", 0.0)),
+        activation=_activation(attributes["kind"]) if op.kind == "gated_activation" else _kernels.Activation.silu,
     )
+
+
+def _activation(kind: Attribute) -> _kernels.Activation:
+    activation = getattr(_kernels.Activation, str(kind), None)
+    if activation is None:
+        raise UnsupportedError(f"gated_activation of kind {kind!r}; the native backend has {[known.name for known in _kernels.Activation]}")
+    assert isinstance(activation, _kernels.Activation), kind
+    return activation

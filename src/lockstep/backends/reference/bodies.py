@@ -6,6 +6,7 @@ G KV heads, Q query heads a KV head, D head_dim, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from lockstep.backends.reference.invariant import elementwise, fold, rows_times_
 from lockstep.backends.reference.sampling import choose_token, edit_logits, log_probabilities
 from lockstep.ops.backend import DType
 from lockstep.ops.step import SampleOutputs, SamplingInputs
+from lockstep.ops.vocabulary import Attribute
 
 TORCH_DTYPE: Mapping[str, torch.dtype] = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
 
@@ -71,18 +73,25 @@ class Call:
     inputs: tuple[Tensor, ...]
     held: Tensor | None
     weights: tuple[Matrix, ...]
-    attributes: Mapping[str, int | float | str | bool]
+    attributes: Mapping[str, Attribute]
     step: Step
 
 
 def embed(call: Call) -> Tensor:
-    return call.weights[0].values[call.step.token_ids]
+    return call.weights[0].values[call.step.token_ids] * float(call.attributes["scale"])
 
 
 def rms_norm(call: Call) -> Tensor:
-    (x_TK,), gain_K = call.inputs, call.weights[0].values[0]
-    mean_T1 = fold(x_TK * x_TK, -1)[:, None] / x_TK.shape[-1]
-    return x_TK / torch.sqrt(mean_T1 + float(call.attributes["eps"])) * gain_K
+    (x_TK,), gain = call.inputs, call.weights[0].values[0] + float(call.attributes["offset"])
+    column, groups = int(call.attributes["column"]), int(call.attributes["groups"])
+    normed = slice(column, column + groups * gain.shape[0]) if groups else slice(None)
+    x_TGD = x_TK[:, normed].unflatten(-1, (max(1, groups), -1))
+    mean_TG1 = fold(x_TGD * x_TGD, -1)[..., None] / gain.shape[0]
+    y_TN = (x_TGD / torch.sqrt(mean_TG1 + float(call.attributes["eps"])) * gain).flatten(1)
+    assert call.held is not None, "rms_norm always has an output"
+    y_TK = call.held.clone()
+    y_TK[:, normed] = y_TK[:, normed] + y_TN if call.attributes["accumulate"] else y_TN
+    return y_TK
 
 
 def linear(call: Call) -> Tensor:
@@ -105,7 +114,8 @@ def rope_write(call: Call) -> Tensor:
         part.unflatten(-1, (-1, head_dim)) for part in qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], -1)
     )
     angles_T1D = (step.positions.float()[:, None] * call.weights[0].values)[:, None, :]
-    cos, sin = elementwise(torch.cos, angles_T1D), elementwise(torch.sin, angles_T1D)
+    magnitude = float(call.attributes["magnitude"])
+    cos, sin = elementwise(torch.cos, angles_T1D) * magnitude, elementwise(torch.sin, angles_T1D) * magnitude
     pool = step.pools[int(call.attributes["kv_layer"])]
     place_T = step.kv_index[pool.group][step.row_of_token, step.positions]
     pool.keys[place_T] = _rotated(keys, cos, sin).to(pool.keys.dtype)
@@ -114,33 +124,48 @@ def rope_write(call: Call) -> Tensor:
 
 
 def _rotated(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x_THD.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    """Half-split pairs within the first 2 * cos.shape[-1] values; the rest of a head passes."""
+    half = cos.shape[-1]
+    a, b, rest = x_THD.split([half, half, x_THD.shape[-1] - 2 * half], -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
 def paged_attention(call: Call) -> Tensor:
     step, (queries,) = call.step, call.inputs
-    kv_heads, head_dim, scale = int(call.attributes["kv_heads"]), int(call.attributes["head_dim"]), float(call.attributes["scale"])
+    kv_heads, head_dim, window = (int(call.attributes[name]) for name in ("kv_heads", "head_dim", "window"))
+    scale, soft_cap = float(call.attributes["scale"]), float(call.attributes["soft_cap"])
     pool = step.pools[int(call.attributes["kv_layer"])]
     queries_TGQD = queries.unflatten(-1, (kv_heads, -1, head_dim))
     y = torch.empty_like(queries_TGQD)
     for token, (row, position) in enumerate(zip(step.row_of_token.tolist(), step.positions.tolist(), strict=True)):
-        place_P = step.kv_index[pool.group][row, : position + 1]
+        first = max(0, position + 1 - window) if window else 0
+        place_P = step.kv_index[pool.group][row, first : position + 1]
         keys_GPD, values_GPD = pool.keys[place_P].float().transpose(0, 1), pool.values[place_P].float().transpose(0, 1)
-        y[token] = _attended(queries_TGQD[token], keys_GPD, values_GPD, scale)
+        y[token] = _attended(queries_TGQD[token], keys_GPD, values_GPD, scale, soft_cap)
     return y.flatten(1)
 
 
-def _attended(query_GQD: Tensor, keys_GPD: Tensor, values_GPD: Tensor, scale: float) -> Tensor:
-    """softmax(scale * q . k) @ v of one token, over all the positions given."""
+def _attended(query_GQD: Tensor, keys_GPD: Tensor, values_GPD: Tensor, scale: float, soft_cap: float) -> Tensor:
+    """softmax(cap(scale * q . k)) @ v of one token, over all the positions given."""
     scores_GQP = fold(query_GQD[:, :, None, :] * keys_GPD[:, None], -1) * scale
+    if soft_cap:
+        scores_GQP = elementwise(torch.tanh, scores_GQP / soft_cap) * soft_cap
     weights_GQP = elementwise(torch.exp, scores_GQP - scores_GQP.amax(-1, keepdim=True))
     return fold(weights_GQP[..., None] * values_GPD[:, None], -2) / fold(weights_GQP, -1)[..., None]
 
 
 def gated_activation(call: Call) -> Tensor:
     gate_TF, up_TF = call.inputs[0].chunk(2, -1)
+    if call.attributes["kind"] == "gelu_tanh":
+        z_TF = (gate_TF + gate_TF * gate_TF * gate_TF * 0.044715) * math.sqrt(2.0 / math.pi)
+        return gate_TF * (1.0 + elementwise(torch.tanh, z_TF)) * 0.5 * up_TF
+    assert call.attributes["kind"] == "silu", call.attributes["kind"]
     return gate_TF / (1.0 + elementwise(torch.exp, -gate_TF)) * up_TF
+
+
+def soft_cap(call: Call) -> Tensor:
+    cap = float(call.attributes["cap"])
+    return elementwise(torch.tanh, call.inputs[0] / cap) * cap
 
 
 def select(call: Call) -> Tensor:

@@ -69,22 +69,30 @@ def difference(actual: F32, expected: NDArray[np.floating[Any]]) -> float:
 
 
 def embed_case(seed: int) -> OpCase:
+    """Half of the seeds scale."""
     draw = np.random.default_rng(seed)
     rows, width = int(draw.integers(2, 300)), int(draw.integers(1, 100))
     builder = ProgramBuilder()
     y = builder.output(builder.buffer("y", "T", width))
-    builder.call("embed", (), (y,), (builder.weight("table", rows, width, "embedding"),))
+    builder.call("embed", (), (y,), (builder.weight("table", rows, width, "embedding"),), scale=width**0.5 if seed % 2 else 1.0)
     steps = [_step(draw, lengths=(5, 1, 3), vocabulary=rows)]
     return _case(draw, builder, steps, ("y",))
 
 
 def rms_norm_case(seed: int) -> OpCase:
+    """Of four seeds one is plain, one norms heads inside wider rows, one adds 1 to its gain, and one does that and accumulates."""
     draw = np.random.default_rng(seed)
-    width = int(draw.integers(1, 700))
+    width, variant = int(draw.integers(1, 700)), seed % 4
+    groups, column, rest = (3, 5, 7) if variant == 1 else (0, 0, 0)
     builder = ProgramBuilder()
-    x, y = builder.input(builder.buffer("x", "T", width)), builder.output(builder.buffer("y", "T", width))
-    builder.call("rms_norm", (x,), (y,), (builder.weight("gain", 1, width, "vector"),), eps=1e-5)
-    return _case(draw, builder, [_step(draw, lengths=(7, 2), widths={"x": width})], ("y",))
+    total = column + max(1, groups) * width + rest
+    x, y = builder.input(builder.buffer("x", "T", total)), builder.output(builder.buffer("y", "T", total))
+    widths = {"x": total}
+    if variant in (1, 3):
+        widths[builder.input(y)] = total
+    settings = {"offset": 1.0 if variant > 1 else 0.0, "accumulate": variant == 3, "column": column, "groups": groups}
+    builder.call("rms_norm", (x,), (y,), (builder.weight("gain", 1, width, "vector"),), eps=1e-5, **settings)
+    return _case(draw, builder, [_step(draw, lengths=(7, 2), widths=widths)], ("y",))
 
 
 def linear_case(seed: int) -> OpCase:
@@ -116,8 +124,17 @@ def gated_activation_case(seed: int) -> OpCase:
     width = int(draw.integers(1, 200))
     builder = ProgramBuilder()
     x, y = builder.input(builder.buffer("x", "T", 2 * width)), builder.output(builder.buffer("y", "T", width))
-    builder.call("gated_activation", (x,), (y,), kind="silu")
+    builder.call("gated_activation", (x,), (y,), kind="gelu_tanh" if seed % 2 else "silu")
     return _case(draw, builder, [_step(draw, lengths=(9,), widths={"x": 2 * width}, scale=4.0)], ("y",))
+
+
+def soft_cap_case(seed: int) -> OpCase:
+    draw = np.random.default_rng(seed)
+    width = int(draw.integers(1, 200))
+    builder = ProgramBuilder()
+    x, y = builder.input(builder.buffer("x", "T", width)), builder.output(builder.buffer("y", "T", width))
+    builder.call("soft_cap", (x,), (y,), cap=float(draw.uniform(0.5, 40.0)))
+    return _case(draw, builder, [_step(draw, lengths=(9,), widths={"x": width}, scale=10.0)], ("y",))
 
 
 def select_case(seed: int) -> OpCase:
@@ -171,7 +188,8 @@ def _edits(draw: np.random.Generator, samples: int, vocabulary: int) -> LogitEdi
 
 
 def _attention_case(seed: int, watched: tuple[str, ...]) -> OpCase:
-    """rope_write and paged_attention together, since only the pair can be seen from outside: a prefill, then chunks and single tokens after it."""
+    """rope_write and paged_attention together, since only the pair can be seen from outside: a prefill, then chunks and single tokens after it.
+    Seeds take turns in having a window, a soft cap, and heads of which a part is rotated, by a cosine and sine with a magnitude."""
     draw = np.random.default_rng(seed)
     kv_heads, group, head_dim = int(draw.integers(1, 4)), int(draw.integers(1, 4)), 2 * int(draw.integers(1, 40))
     heads = kv_heads * group
@@ -180,8 +198,10 @@ def _attention_case(seed: int, watched: tuple[str, ...]) -> OpCase:
     qkv = builder.input(builder.buffer("qkv", "T", (heads + 2 * kv_heads) * head_dim))
     q, y = builder.buffer("q", "T", heads * head_dim), builder.output(builder.buffer("y", "T", heads * head_dim))
     sizes["kv_layer"] = builder.kv_layer(kv_heads, head_dim)
-    builder.call("rope_write", (qkv,), (q,), (builder.weight("frequencies", 1, head_dim // 2, "vector"),), **sizes)
-    builder.call("paged_attention", (q,), (y,), (), **sizes, scale=head_dim**-0.5)
+    half = (head_dim // 2 + 1) // 2 if seed % 4 > 1 else head_dim // 2
+    window, soft_cap, magnitude = (0, 1, 9, 33)[seed % 4], 2.0 if seed % 3 else 0.0, 1.25 if seed % 4 > 1 else 1.0
+    builder.call("rope_write", (qkv,), (q,), (builder.weight("frequencies", 1, half, "vector"),), **sizes, magnitude=magnitude)
+    builder.call("paged_attention", (q,), (y,), (), **sizes, scale=head_dim**-0.5, window=window, soft_cap=soft_cap)
     tables = draw.permutation(_BLOCK_COUNT)[:60].reshape(3, 20).astype(np.int32)
     widths = {"qkv": builder.build().buffers["qkv"].width}
     steps: list[CaseStep] = []
@@ -189,7 +209,7 @@ def _attention_case(seed: int, watched: tuple[str, ...]) -> OpCase:
     for lengths in ((13, 1, 30), (1, 1, 1), (6, 40, 2)):
         steps.append(_step(draw, lengths=lengths, starts=starts, tables=tables, widths=widths))
         starts = tuple(start + length for start, length in zip(starts, lengths, strict=True))
-    return _case(draw, builder, steps, watched, frequencies=10000.0 ** -np.linspace(0, 1, head_dim // 2, endpoint=False)[None])
+    return _case(draw, builder, steps, watched, frequencies=10000.0 ** -np.linspace(0, 1, half, endpoint=False)[None])
 
 
 def _case(

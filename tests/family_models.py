@@ -1,0 +1,144 @@
+"""A tiny model of each dense family: its config, our weights for it, and transformers' own model that holds the same. Knows no backend, and imports
+torch only for the last.
+
+Windows of 8 and 16 positions, soft caps and scales small enough to tell, contexts past every window's edge and every attention tile's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.models.spec import ModelSpec, spec_from_config
+from lockstep.ops.step import F32
+from rig import tiny_config, tiny_weights
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+TOKENS = 120
+
+
+def long_rope(width: int) -> dict[str, Any]:
+    """LongRoPE for `width` rotated values of a head."""
+    half = np.arange(width // 2)
+    return {"rope_type": "longrope", "short_factor": (1.0 + 0.125 * half).tolist(), "long_factor": (1.5 + 0.75 * half).tolist()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyModel:
+    """name: of the family and what is special. model_class: transformers'. changes: to `rig.tiny_config`."""
+
+    name: str
+    model_class: str
+    model_type: str
+    changes: dict[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """In config.json's names, with the keys that this class has."""
+        config = tiny_config(architectures=[self.model_class], model_type=self.model_type, **self.changes)
+        return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
+
+    @property
+    def spec(self) -> ModelSpec:
+        return spec_from_config(self.config)
+
+    def weights(self) -> dict[str, F32]:
+        """float32 by Hugging Face's names. Gains that 1 is added to lie around 0. A head that is the embedding has larger weights than one of its
+        own, so the final norm is smaller there, or no sampled token would differ from the best."""
+        tensors = tiny_weights(self.spec, seed=3)
+        if self.spec.tie_embeddings:
+            tensors["model.norm.weight"] *= np.float32(0.25)
+        if self.spec.norm_offset:
+            tensors = {name: values - np.float32(0.9) if name.endswith("norm.weight") else values for name, values in tensors.items()}
+        return tensors
+
+    def transformers_model(self) -> Any:
+        """transformers' model with exactly these weights, float32, attention written out."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**self.config), attn_implementation="eager", dtype=torch.float32)
+        assert type(model).__name__ == self.model_class
+        missing, unexpected = model.load_state_dict({name: torch.from_numpy(values) for name, values in self.weights().items()}, strict=False)
+        assert not unexpected
+        assert missing == (["lm_head.weight"] if self.spec.tie_embeddings else [])
+        return model.eval()
+
+
+GEMMA: dict[str, Any] = {"hidden_act": None, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "attention_bias": None, "mlp_bias": None}
+UNBIASED: dict[str, Any] = {"attention_bias": None, "mlp_bias": None}
+QWEN_WINDOWS: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
+MIXED_LAYERS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+
+FAMILY_MODELS: tuple[FamilyModel, ...] = (
+    FamilyModel(name="llama 3", model_class="LlamaForCausalLM", model_type="llama", changes={"rope_scaling": LLAMA3, "rope_theta": 500000.0}),
+    FamilyModel(name="llama, linear rope", model_class="LlamaForCausalLM", model_type="llama", changes={"rope_scaling": LINEAR}),
+    FamilyModel(name="mistral", model_class="MistralForCausalLM", model_type="mistral", changes={**UNBIASED, "sliding_window": 8}),
+    FamilyModel(name="qwen2", model_class="Qwen2ForCausalLM", model_type="qwen2", changes={**UNBIASED, "tie_word_embeddings": True}),
+    FamilyModel(name="qwen2, windows", model_class="Qwen2ForCausalLM", model_type="qwen2", changes={**UNBIASED, **QWEN_WINDOWS}),
+    FamilyModel(name="qwen3", model_class="Qwen3ForCausalLM", model_type="qwen3", changes={"mlp_bias": None, "attention_bias": True}),
+    FamilyModel(
+        name="qwen3, windows",
+        model_class="Qwen3ForCausalLM",
+        model_type="qwen3",
+        changes={**UNBIASED, **QWEN_WINDOWS, "sliding_window": 8, "layer_types": MIXED_LAYERS, "head_dim": 24},
+    ),
+    FamilyModel(
+        name="gemma 2",
+        model_class="Gemma2ForCausalLM",
+        model_type="gemma2",
+        changes={**GEMMA, "sliding_window": 8, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0, "head_dim": 32},
+    ),
+    FamilyModel(
+        name="gemma 3",
+        model_class="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        changes={**GEMMA, "sliding_window": 16, "layer_types": MIXED_LAYERS, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": LINEAR},
+    ),
+    FamilyModel(
+        name="gemma 3, pattern",
+        model_class="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        changes={**GEMMA, "num_hidden_layers": 7, "sliding_window": 8, "sliding_window_pattern": 6, "rope_theta": 1e6},
+    ),
+    FamilyModel(
+        name="phi 3",
+        model_class="Phi3ForCausalLM",
+        model_type="phi3",
+        changes={**UNBIASED, "head_dim": None, "sliding_window": 16, "pad_token_id": 0},
+    ),
+    FamilyModel(
+        name="phi 4, longrope",
+        model_class="Phi3ForCausalLM",
+        model_type="phi3",
+        changes={
+            **UNBIASED,
+            "head_dim": None,
+            "pad_token_id": 0,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": long_rope(12),
+            "original_max_position_embeddings": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    FamilyModel(
+        name="phi 3, longrope within its first window",
+        model_class="Phi3ForCausalLM",
+        model_type="phi3",
+        changes={
+            **UNBIASED,
+            "head_dim": None,
+            "pad_token_id": 0,
+            "rope_scaling": long_rope(16) | {"attention_factor": 1.2},
+            "original_max_position_embeddings": 512,
+        },
+    ),
+)
+
+
+def sequence(vocab_size: int, count: int = TOKENS) -> list[int]:
+    """Random token ids."""
+    return np.random.default_rng(5).integers(0, vocab_size, count).tolist()

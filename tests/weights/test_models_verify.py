@@ -1,0 +1,58 @@
+"""Each dense family, as a folder that anyone could have, through `verify`: the plain answers are the answers at one, two and three stages, with
+chunked prefill, preemption, prefix hits, greedy and sampled; every counter is met, and every changed prompt token is noticed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tokenizers
+from safetensors.numpy import save_file
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from family_models import FAMILY_MODELS, FamilyModel
+from lockstep.config import EngineConfig
+from lockstep.verify.cells import Cell
+from lockstep.verify.matrix import Matrix
+from lockstep.verify.texts import TEXT
+
+BASE = {"budget": "8", "at_once": "all", "order": "shuffled", "aborts": "neighbours", "threads": "1"}
+CELLS = [
+    Cell(settings={**BASE, "stages": "1", "async": "on", "cache": "warm", "preemption": "none"}),
+    Cell(settings={**BASE, "stages": "2", "async": "off", "cache": "warm", "preemption": "none", "threads": "2"}),
+    Cell(settings={**BASE, "stages": "3", "async": "on", "cache": "cold", "preemption": "forced"}),
+]
+REACH = {"sliding_window": 48, "num_hidden_layers": 6}
+"""Where every layer slides, the first token of a prompt must still reach its last through window after window."""
+
+
+def write_folder(path: Path, model: FamilyModel) -> Path:
+    """config.json, safetensors and a byte-level tokenizer of fewer ids than the vocabulary."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(model.config))
+    save_file(model.weights(), path / "model.safetensors")
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([TEXT], trainer)
+    backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return path
+
+
+@pytest.mark.parametrize("model", FAMILY_MODELS, ids=lambda model: model.name)
+def test_answers_do_not_depend_on_how_the_model_is_deployed(model: FamilyModel, tmp_path: Path) -> None:
+    if all(0 < layer.sliding_window < REACH["sliding_window"] for layer in model.spec.layers):
+        model = replace(model, changes={**model.changes, **REACH})
+    matrix = Matrix(EngineConfig(model=str(write_folder(tmp_path / "model", model)), dtype="float32"), quick=True)
+    matrix.prepare()
+    assert not matrix.report.failed, matrix.report
+    for cell in CELLS:
+        matrix.run_cell(cell)
+    assert not matrix.report.failed, matrix.report
+    assert matrix.report.cells == len(CELLS)
+    assert matrix.report.tokens > 200 * len(CELLS)
