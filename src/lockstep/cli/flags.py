@@ -1,6 +1,6 @@
 """Engine flags shared by the commands, as vLLM spells them, and how they become an `EngineConfig`.
 
-Flags of vLLM that have no meaning here yet are known by name and refused with a reason, never ignored.
+vLLM's flags that are not here are `flag_parser`'s: refused with a reason, never ignored.
 """
 
 from __future__ import annotations
@@ -14,32 +14,7 @@ from typing import Any
 import yaml
 
 from lockstep.config import EngineConfig
-from lockstep.errors import ConfigError, UnsupportedError
-
-UNSUPPORTED: Mapping[str, str] = {
-    "--tensor-parallel-size": "tensor parallelism is not there yet; use --pipeline-parallel-size",
-    "-tp": "tensor parallelism is not there yet; use --pipeline-parallel-size",
-    "--data-parallel-size": "data parallelism is not there yet; start one server a replica",
-    "-dp": "data parallelism is not there yet; start one server a replica",
-    "--enable-lora": "adapters are not there yet",
-    "--speculative-config": "speculative decoding is not there yet",
-    "--kv-transfer-config": "prefill/decode disaggregation is not there yet",
-    "--kv-cache-dtype": "KV has the dtype of the weights; use --dtype",
-    "--quantization": "GGUF files bring their own; other quantisation is not there yet",
-    "--reasoning-parser": "reasoning parsers are not there yet",
-    "--tool-call-parser": "tool calls are not there yet",
-    "--enable-auto-tool-choice": "tool calls are not there yet",
-    "--enable-prompt-embeds": "prompt embeddings are not there yet",
-    "--nnodes": "stages on other hosts are not there yet",
-    "--node-rank": "stages on other hosts are not there yet",
-    "--master-addr": "stages on other hosts are not there yet",
-    "--master-port": "stages on other hosts are not there yet",
-    "--headless": "stages on other hosts are not there yet",
-    "--chat-template": "the template is the tokenizer's; name another tokenizer folder with --tokenizer",
-    "--otlp-traces-endpoint": "traces are not there yet",
-    "--gpu-memory-utilization": "this engine runs on CPUs; use --kv-cache-memory-bytes",
-    "--generation-config": "sampling defaults are OpenAI's; generation_config.json is read for end tokens only",
-}
+from lockstep.errors import ConfigError
 
 
 def count(text: str) -> int:
@@ -133,14 +108,6 @@ def _add_failure_flags(failures: argparse._ArgumentGroup, d: Mapping[str, Any]) 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     names = set(EngineConfig.__dataclass_fields__)
     return EngineConfig(**{name: value for name, value in vars(arguments).items() if name in names})
-
-
-def refuse_unsupported(arguments: list[str]) -> None:
-    """Raises UnsupportedError for a flag of vLLM that Lockstep does not have."""
-    for argument in arguments:
-        flag = argument.split("=", 1)[0]
-        if flag in UNSUPPORTED:
-            raise UnsupportedError(f"{flag}: {UNSUPPORTED[flag]}")
 
 
 def expand_config_file(arguments: list[str]) -> list[str]:
