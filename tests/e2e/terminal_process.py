@@ -14,6 +14,9 @@ from contextlib import contextmanager
 
 PATIENCE_S = 120.0
 
+PASTE, PASTED = "\x1b[200~", "\x1b[201~"
+"""What a terminal sends around a text that is pasted, where it was asked to (TERM=xterm)."""
+
 CTRL_A, CTRL_C, CTRL_D, ENTER, UP = "\x01", "\x03", "\x04", "\r", "\x1b[A"
 
 
@@ -77,11 +80,11 @@ class Terminal:
 
 
 @contextmanager
-def on_terminal(command: Sequence[str]) -> Iterator[Terminal]:
-    """Nothing of the command is left afterwards."""
+def on_terminal(command: Sequence[str], *, kind: str = "dumb") -> Iterator[Terminal]:
+    """Nothing of the command is left afterwards. kind: of terminal; a dumb one gets no escape sequences."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 500, 0, 0))
-    environment = {**os.environ, "TERM": "dumb", "INPUTRC": os.devnull}
+    environment = {**os.environ, "TERM": kind, "INPUTRC": os.devnull}
     process = subprocess.Popen(
         command,
         stdin=slave,

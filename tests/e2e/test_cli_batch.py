@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served_process import COMMAND, PATIENCE_S
+from served_process import COMMAND, PATIENCE_S, stage_processes
 
 from lockstep import LLM, SamplingParams
 
@@ -73,10 +75,10 @@ def disturb(source: Path, target: Path, fault: Callable[[subprocess.Popen[str]],
             assert time.monotonic() - began < PATIENCE_S
             time.sleep(0.005)
         fault(process)
+        left = target.read_bytes().count(b"\n")
         _, said = process.communicate(timeout=PATIENCE_S)
-    left = target.read_bytes().count(b"\n")
     assert BEFORE_THE_FAULT <= left < COUNT, "the fault came too late to show anything"
-    return process.returncode, said, left
+    return process.returncode, said, target.read_bytes().count(b"\n")
 
 
 def test_answers_are_in_order_and_those_that_llm_gives(undisturbed: bytes) -> None:
@@ -139,6 +141,28 @@ def test_interrupted_run_ends_in_order_and_goes_on_to_the_same_bytes(
     assert target.read_bytes() == undisturbed
 
 
+def kill_last_stage(process: subprocess.Popen[str]) -> None:
+    stage_processes(process.pid)[-1].kill()
+
+
+def test_stage_that_dies_in_the_middle_changes_no_byte(source: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    status, said, _ = disturb(source, target, kill_last_stage, "-pp", "2")
+    assert (status, target.read_bytes()) == (1, undisturbed), said
+    assert "stage" in said
+
+
+def test_engine_that_stops_in_the_middle_ends_the_run_and_leaves_the_rest_to_a_resumed_one(source: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    status, said, left = disturb(source, target, kill_last_stage, "-pp", "2", "--max-restarts", "0")
+    assert status == 1
+    assert left < COUNT, "the lines that were not answered got records"
+    assert said.splitlines()[-1].startswith("lockstep: ")
+    assert undisturbed.startswith(target.read_bytes())
+    answer(source, target, "--resume", status=1)
+    assert target.read_bytes() == undisturbed
+
+
 def test_finished_file_is_resumed_without_a_change(source: Path, undisturbed: bytes, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     target.write_bytes(undisturbed)
@@ -171,6 +195,34 @@ def test_lines_come_and_go_through_pipes() -> None:
         assert process.wait(PATIENCE_S) == 128 + signal.SIGINT, "it waits for a pipe that says nothing"
         assert process.stderr is not None
         assert process.stderr.read().splitlines()[-1].startswith("interrupted: 3 answered")
+
+
+def test_no_more_than_a_window_of_lines_is_taken_while_the_first_has_no_answer() -> None:
+    """Lines of 4 KiB behind one with a long answer. The window is 4 lines, 16 are read ahead; pipes and buffers hold some 72 KiB."""
+    padding = "x" * 4096
+    first = {"prompt": "Once", "temperature": 0, "max_tokens": WINDOW - 8, "ignore_eos": True}
+    others = [{"prompt": "1, 2, 3,", "temperature": 0, "max_tokens": 1, "id": padding} for _ in range(400)]
+    taken = 0
+    arguments = [*COMMAND, "generate", "smollm2", *SHARED, "--prompts-file", "-"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def write() -> None:
+            nonlocal taken
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                for one in (first, *others):
+                    os.write(process.stdin.fileno(), json.dumps(one).encode() + b"\n")
+                    taken += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert json.loads(process.stdout.readline())["index"] == 0
+        taken_before_the_answer = taken
+        process.kill()
+        writer.join(PATIENCE_S)
+    assert 4 <= taken_before_the_answer < 80
 
 
 @pytest.mark.parametrize(

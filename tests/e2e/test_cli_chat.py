@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from served_process import COMMAND, PATIENCE_S
-from terminal_process import CTRL_A, CTRL_C, CTRL_D, ENTER, UP, on_terminal
+from terminal_process import CTRL_A, CTRL_C, CTRL_D, ENTER, PASTE, PASTED, UP, on_terminal
 
 from lockstep import LLM, SamplingParams
 
@@ -99,6 +99,16 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(llm: LLM) -> None:
         terminal.press("/exit", ENTER)
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.shown
+
+
+def test_pasted_text_of_many_lines_is_one_message(llm: LLM) -> None:
+    answer = answers(llm, "Name\na\ncolour.")[0]
+    with on_terminal([*CHAT, "--no-history"], kind="xterm") as terminal:
+        terminal.wait_for("> ")
+        terminal.press(PASTE, "Name\na\ncolour.", PASTED, ENTER)
+        terminal.wait_for(f"{answer}\n")
+        terminal.press(CTRL_D)
+        assert terminal.wait() == 0
 
 
 def test_mistake_is_told_and_the_conversation_goes_on(llm: LLM) -> None:
