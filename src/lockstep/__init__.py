@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.async_llm import AsyncLLM, AsyncLLMEngine
     from lockstep.core.params import SamplingParams
     from lockstep.llm import LLM, CompletionOutput, Logprob, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "AsyncLLMEngine", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from lockstep.core.params import SamplingParams
 
         return SamplingParams
+    if name.startswith("AsyncLLM") and name in __all__:
+        from lockstep import async_llm
+
+        return getattr(async_llm, name)
     if name in __all__:
         from lockstep import llm
 

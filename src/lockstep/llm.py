@@ -1,6 +1,6 @@
 """`LLM`: the engine as a Python object for offline work. Names are vLLM's, so that scripts move over unchanged.
 
-Knows prompts, text and how to wait; everything else is `launch`'s.
+Knows prompts, text and how to wait; everything else is `launch`'s. `async_llm` is the same for event loops, and shares what an answer is.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Number
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep.config import EngineConfig
 from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
 from lockstep.core.params import SamplingParams
 from lockstep.core.request import EngineRequest
-from lockstep.errors import InvalidRequestError
-from lockstep.launch import launch_engine, load_tokenizer, resolve_model
+from lockstep.errors import InvalidRequestError, UnsupportedError
+from lockstep.launch import RunningEngine, launch_engine, load_tokenizer, resolve_model
 from lockstep.runtime.client import collect
 from lockstep.runtime.requests import choice_params
 from lockstep.text import TextStream, Tokenizer, bad_word_ids
+from lockstep.vllm_settings import own_settings
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+
+Message = Mapping[str, Any]
+"""{"role": ..., "content": text or a list of text parts}, and whatever else the model's template knows."""
 
 PROMPT_TAIL_TOKENS = 4
 """The text goes on from so many tokens of the prompt: a character has at most four bytes."""
@@ -71,11 +75,12 @@ class LLM:
     """model: a name or path, see `EngineConfig`, whose other settings are keyword arguments here. Closed by `close`, `with`, or the end of the
     program.
 
-    Raises CallerError before anything runs (unknown model, settings that do not fit), PeerError if a stage does not come up.
+    Raises CallerError before anything runs (unknown model, settings that do not fit, a setting of vLLM that is not here), TypeError for a setting
+    that nobody knows, PeerError if a stage does not come up.
     """
 
     def __init__(self, model: str, **settings: Any) -> None:
-        self.config = EngineConfig(model=model, **settings)
+        self.config = engine_config(model, settings)
         resolved = resolve_model(self.config)
         self._tokenizer = load_tokenizer(self.config, resolved)
         self._running = launch_engine(self.config, model=resolved)
@@ -89,33 +94,54 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         use_tqdm: bool | Callable[..., Any] = False,
+        lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or many, all at once; outputs are in the order of the prompts. sampling_params: one for all or one a prompt.
-        use_tqdm: show progress on a terminal. Raises InvalidRequestError before any of them runs if one of them cannot."""
+        use_tqdm: show progress on a terminal. lora_request: None. Raises InvalidRequestError before any of them runs if one of them cannot."""
+        refuse_adapter(lora_request)
         several = _as_list(prompts)
         params = _params_list(sampling_params, len(several))
         priorities = [0] * len(several) if priority is None else list(priority)
         if len(priorities) != len(several):
             raise InvalidRequestError(f"{len(several)} prompts need as many priorities, got {len(priorities)}", param="priority")
-        jobs = [self._job(*asked) for asked in zip(several, params, priorities, strict=True)]
-        self._run(jobs, progress=bool(use_tqdm) and sys.stderr.isatty())
-        return [job.output for job in jobs]
+        answers = [self._answer(*asked) for asked in zip(several, params, priorities, strict=True)]
+        self._run(answers, progress=bool(use_tqdm) and sys.stderr.isatty())
+        return [answer.output for answer in answers]
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = False,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many through the model's chat template."""
+        """Answer one conversation or many through the model's chat template. tools: what the template may tell the model of, in OpenAI's form.
+        chat_template_kwargs: other names for the template. The names that are left are vLLM's, and take the values at which they ask for nothing.
+        Raises InvalidRequestError before any of them runs if one of them cannot, or the template refuses it; UnsupportedError."""
+        refuse_chat_options(chat_template, chat_template_content_format, continue_final_message)
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        extra = dict(chat_template_kwargs or {})
-        texts = [self._tokenizer.render_chat(c, add_generation_prompt=add_generation_prompt, **extra) for c in conversations]
-        prompts = [{"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)} for text in texts]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        extra = template_variables(tools, chat_template_kwargs)
+        prompts = [render_chat(self._tokenizer, one, add_generation_prompt=add_generation_prompt, variables=extra) for one in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+
+    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedError, as the next three do: Lockstep runs models that generate."""
+        refuse_pooling("encode", "token ids of a text are get_tokenizer().encode(text)")
+
+    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse_pooling("embed", "use an engine for embedding models")
+
+    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse_pooling("classify", "ask for a label with generate or chat, and logprobs for its probability")
+
+    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse_pooling("score", "use an engine for cross-encoders")
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -136,35 +162,16 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _job(self, prompt: Prompt, params: SamplingParams, priority: int) -> _Job:
-        text, ids = self._encode(prompt)
-        if params.bad_words:
-            params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *bad_word_ids(self._tokenizer, params.bad_words)))
-        name = f"llm-{next(self._numbers)}"
-        factory = self._running.factory
-        requests = [factory.build(name, ids, choice_params(params, i), choice=i, priority=priority) for i in range(params.n)]
-        return _Job(RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(params.n)]), params, requests, self._tokenizer)
+    def _answer(self, prompt: Prompt, params: SamplingParams, priority: int) -> Answer:
+        return new_answer(self._running, self._tokenizer, f"llm-{next(self._numbers)}", prompt, params, priority)
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self._tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
-            if isinstance(prompt.get("prompt"), str):
-                return prompt["prompt"], self._tokenizer.encode(prompt["prompt"])
-            raise InvalidRequestError(f"a prompt mapping needs 'prompt' (text) or 'prompt_token_ids', got keys {sorted(prompt)}", param="prompt")
-        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
-            raise InvalidRequestError(f"a prompt must be text, token ids or a mapping, got {type(prompt).__name__}", param="prompt")
-        return None, list(prompt)
-
-    def _run(self, jobs: Sequence[_Job], *, progress: bool) -> None:
-        by_id = {request.request_id: (job, choice) for job in jobs for choice, request in enumerate(job.requests)}
+    def _run(self, answers: Sequence[Answer], *, progress: bool) -> None:
+        by_id = {request.request_id: (answer, choice) for answer in answers for choice, request in enumerate(answer.requests)}
         engine, done = self._running.engine, 0
-        for batch in collect(engine, [request for job in jobs for request in job.requests]):
+        for batch in collect(engine, [request for answer in answers for request in answer.requests]):
             for event in batch:
-                job, choice = by_id[event.request_id]
-                if job.take(event, choice):
+                answer, choice = by_id[event.request_id]
+                if answer.take(event, choice):
                     engine.abort(event.request_id)
                 if event.finish_reason is not None:
                     done += 1
@@ -172,7 +179,79 @@ class LLM:
                         print(f"\r{done}/{len(by_id)} done", end="" if done < len(by_id) else "\n", file=sys.stderr)
 
 
-class _Job:
+def engine_config(model: str, settings: Mapping[str, Any]) -> EngineConfig:
+    """The config of an engine for `model`. settings: fields of EngineConfig, and those of vLLM's settings that ask for what Lockstep does anyway.
+    Raises TypeError for a name that nobody knows, UnsupportedError for what is not here, ConfigError for what does not fit."""
+    return EngineConfig(model=model, **own_settings(settings, tuple(EngineConfig.__dataclass_fields__)))
+
+
+def new_answer(running: RunningEngine, tokenizer: Tokenizer, request_id: str, prompt: Prompt, params: SamplingParams, priority: int) -> Answer:
+    """An answer with nothing in it yet and the engine's requests for it, one a choice. Raises InvalidRequestError if it can never run."""
+    text, ids = _encode(tokenizer, prompt)
+    if params.bad_words:
+        params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *bad_word_ids(tokenizer, params.bad_words)))
+    requests = [running.factory.build(request_id, ids, choice_params(params, i), choice=i, priority=priority) for i in range(params.n)]
+    return Answer(RequestOutput(request_id, text, ids, [CompletionOutput(i) for i in range(params.n)]), params, requests, tokenizer)
+
+
+def render_chat(
+    tokenizer: Tokenizer, messages: Sequence[Message], *, add_generation_prompt: bool = True, variables: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The prompt that the model's template makes of a conversation. Text parts of a message are joined by a newline, as the server does.
+    Raises InvalidRequestError for another kind of part, or if the template refuses."""
+    text = tokenizer.render_chat([_with_text(message) for message in messages], add_generation_prompt=add_generation_prompt, **variables)
+    return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def template_variables(tools: Sequence[Mapping[str, Any]] | None, others: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**({"tools": list(tools)} if tools else {}), **(others or {})}
+
+
+def refuse_adapter(lora_request: object) -> None:
+    if lora_request is not None:
+        raise UnsupportedError("lora_request: adapters are not there yet; merge the adapter into the weights and load those")
+
+
+def refuse_chat_options(chat_template: str | None, content_format: str, continue_final_message: bool) -> None:
+    """Raises UnsupportedError for what vLLM's chat takes and Lockstep's does not."""
+    if chat_template is not None:
+        raise UnsupportedError("chat_template: the template is the tokenizer's; name another tokenizer folder with tokenizer=")
+    if content_format not in ("auto", "string"):
+        raise UnsupportedError(f"chat_template_content_format: content is given to templates as text, got {content_format!r}; leave it out")
+    if continue_final_message:
+        raise UnsupportedError("continue_final_message is not there yet; render the prompt yourself and call generate")
+
+
+def refuse_pooling(name: str, instead: str) -> NoReturn:
+    raise UnsupportedError(f"{name}: Lockstep runs models that generate text, not pooling models; {instead}")
+
+
+def _with_text(message: Message) -> Message:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"content[{index}] of a message must be a part of type text, got {content[index]!r:.80}", param="messages")
+    return {**message, "content": "\n".join(text for text in texts if text is not None)}
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[str | None, list[int]]:
+    if isinstance(prompt, str):
+        return prompt, tokenizer.encode(prompt)
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+        if isinstance(prompt.get("prompt"), str):
+            return prompt["prompt"], tokenizer.encode(prompt["prompt"])
+        raise InvalidRequestError(f"a prompt mapping needs 'prompt' (text) or 'prompt_token_ids', got keys {sorted(prompt)}", param="prompt")
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(f"a prompt must be text, token ids or a mapping, got {type(prompt).__name__}", param="prompt")
+    return None, list(prompt)
+
+
+class Answer:
     """One prompt with its choices while their tokens come in."""
 
     def __init__(self, output: RequestOutput, params: SamplingParams, requests: list[EngineRequest], tokenizer: Tokenizer) -> None:

@@ -19,8 +19,9 @@ class Allowance:
 
 
 TABLE: dict[str, Allowance] = {
-    "": Allowance(("llm", "core.params")),
+    "": Allowance(("llm", "async_llm", "core.params")),
     "errors": Allowance(),
+    "vllm_settings": Allowance(("errors",)),
     "config": Allowance(("errors",)),
     "core": Allowance(("errors", "config"), ("numpy",)),
     "sim": Allowance(("core", "errors", "config", "runtime"), ("numpy",)),
@@ -43,9 +44,13 @@ TABLE: dict[str, Allowance] = {
         ("numpy", "psutil"),
     ),
     "verify": Allowance(("launch", "runtime", "models", "core", "config", "errors"), ("numpy",)),
-    "llm": Allowance(("launch", "runtime", "text", "core", "config", "errors")),
+    "llm": Allowance(("launch", "runtime", "text", "core", "vllm_settings", "config", "errors")),
+    "async_llm": Allowance(("llm", "launch", "runtime", "text", "core", "config", "errors")),
     "cli": Allowance(
-        ("launch", "llm", "verify", "sim", "server.settings", "core.params", "runtime.recording", "runtime.retrace", "config", "errors"),
+        (
+            *("launch", "llm", "async_llm", "vllm_settings", "verify", "sim", "server.settings"),
+            *("core.params", "runtime.recording", "runtime.retrace", "config", "errors"),
+        ),
         ("yaml", "rich", "uvloop"),
     ),
 }

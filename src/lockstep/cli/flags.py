@@ -1,6 +1,6 @@
 """Engine flags shared by the commands, as vLLM spells them, and how they become an `EngineConfig`.
 
-Flags of vLLM that have no meaning here yet are known by name and refused with a reason, never ignored.
+vLLM's flags that are not here are `flag_parser`'s: refused with a reason, never ignored.
 """
 
 from __future__ import annotations
@@ -14,32 +14,7 @@ from typing import Any
 import yaml
 
 from lockstep.config import EngineConfig
-from lockstep.errors import ConfigError, UnsupportedError
-
-UNSUPPORTED: Mapping[str, str] = {
-    "--tensor-parallel-size": "tensor parallelism is not there yet; use --pipeline-parallel-size",
-    "-tp": "tensor parallelism is not there yet; use --pipeline-parallel-size",
-    "--data-parallel-size": "data parallelism is not there yet; start one server a replica",
-    "-dp": "data parallelism is not there yet; start one server a replica",
-    "--enable-lora": "adapters are not there yet",
-    "--speculative-config": "speculative decoding is not there yet",
-    "--kv-transfer-config": "prefill/decode disaggregation is not there yet",
-    "--kv-cache-dtype": "KV has the dtype of the weights; use --dtype",
-    "--quantization": "GGUF files bring their own; other quantisation is not there yet",
-    "--reasoning-parser": "reasoning parsers are not there yet",
-    "--tool-call-parser": "tool calls are not there yet",
-    "--enable-auto-tool-choice": "tool calls are not there yet",
-    "--enable-prompt-embeds": "prompt embeddings are not there yet",
-    "--nnodes": "stages on other hosts are not there yet",
-    "--node-rank": "stages on other hosts are not there yet",
-    "--master-addr": "stages on other hosts are not there yet",
-    "--master-port": "stages on other hosts are not there yet",
-    "--headless": "stages on other hosts are not there yet",
-    "--chat-template": "the template is the tokenizer's; name another tokenizer folder with --tokenizer",
-    "--otlp-traces-endpoint": "traces are not there yet",
-    "--gpu-memory-utilization": "this engine runs on CPUs; use --kv-cache-memory-bytes",
-    "--generation-config": "sampling defaults are OpenAI's; generation_config.json is read for end tokens only",
-}
+from lockstep.errors import ConfigError
 
 
 def count(text: str) -> int:
@@ -156,14 +131,6 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     names = set(EngineConfig.__dataclass_fields__)
     settings = {name: value for name, value in vars(arguments).items() if name in names}
     return EngineConfig(**settings | ({"use_tqdm_on_load": False} if getattr(arguments, "json", False) else {}))
-
-
-def refuse_unsupported(arguments: list[str]) -> None:
-    """Raises UnsupportedError for a flag of vLLM that Lockstep does not have."""
-    for argument in arguments:
-        flag = argument.split("=", 1)[0]
-        if flag in UNSUPPORTED:
-            raise UnsupportedError(f"{flag}: {UNSUPPORTED[flag]}")
 
 
 def model_in_place(arguments: list[str]) -> list[str]:

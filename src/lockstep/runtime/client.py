@@ -1,4 +1,4 @@
-"""Clients of an engine in this process: `AsyncClient` for an event loop, `collect` for a caller that waits.
+"""Clients of an engine in this process: `AsyncClient` for an event loop, `collect` for a caller that waits, `collect_async` for one that awaits.
 
 They turn engine events of one turn into one wake-up of the loop. They know requests in tokens; text is their callers'.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.params import SamplingParams
@@ -87,6 +87,31 @@ def collect(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[list[
                     raise event.error or LockstepError(f"request {event.request_id!r} ended with an error")
                 if event.finish_reason is not None:
                     open_ids.discard(event.request_id)
+            yield batch
+    finally:
+        for request_id in open_ids:
+            engine.abort(request_id)
+
+
+async def collect_async(engine: Engine, requests: Sequence[EngineRequest]) -> AsyncGenerator[list[TokenEvent], None]:
+    """`collect` on the running event loop, whichever it is."""
+    batches: asyncio.Queue[list[TokenEvent]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    open_ids = {request.request_id for request in requests}
+
+    def sink(events: list[TokenEvent]) -> None:
+        with contextlib.suppress(RuntimeError):  # a closed loop has nobody left who listens; that may not stop the engine
+            loop.call_soon_threadsafe(batches.put_nowait, events)
+
+    try:
+        engine.submit_all(requests, sink)
+        while open_ids:
+            batch = await batches.get()
+            for event in batch:
+                if event.finish_reason is not None:
+                    open_ids.discard(event.request_id)
+                if event.finish_reason is FinishReason.ERROR:
+                    raise event.error or LockstepError(f"request {event.request_id!r} ended with an error")
             yield batch
     finally:
         for request_id in open_ids:
