@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from lockstep.config import EngineConfig
 from lockstep.core.params import SamplingParams
 from lockstep.errors import InvalidRequestError
-from lockstep.launch import launch_engine, load_tokenizer, resolve_model
+from lockstep.launch import launch_engine, load_tokenizer, resolve_model, sampling_defaults
 from lockstep.llm import (
     Answer,
     Message,
@@ -60,6 +60,7 @@ class AsyncLLM:
         self.config = config
         resolved = resolve_model(config)
         self._tokenizer = load_tokenizer(config, resolved)
+        self._sampling_defaults = sampling_defaults(config, resolved)
         self._running = launch_engine(config, model=resolved)
         self._open: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -137,6 +138,10 @@ class AsyncLLM:
 
     async def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As `LLM.get_default_sampling_params`."""
+        return SamplingParams(**self._sampling_defaults)
 
     @property
     def fingerprint(self) -> str:

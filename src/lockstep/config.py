@@ -5,8 +5,9 @@ Knows ranges and relations between settings; does not know the model (that is ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.errors import ConfigError
 
@@ -34,6 +35,8 @@ class EngineConfig:
     queue_max: most requests that may wait; more are refused as overload.
 
     seed: draws the seeds of requests that bring none; None takes them from the operating system.
+    generation_config: where sampling defaults come from: "auto" is the model's generation_config.json, "vllm" none, else a folder with such a file.
+    override_generation_config: defaults that go before those, by that file's names.
     backend: "native" or "reference" (torch). instruction_set: of the native backend; None picks the best this CPU has.
     heartbeat_timeout_s: a stage that is silent for longer is lost. step_timeout_s: a step without a result for longer is stalled.
     startup_timeout_s: stages must be ready by then.
@@ -72,6 +75,8 @@ class EngineConfig:
     microbatches: int | None = None
     queue_max: int = 100_000
     seed: int | None = None
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
     backend: str = "native"
     instruction_set: str | None = None
     heartbeat_timeout_s: float = 5.0

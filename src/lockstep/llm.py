@@ -20,7 +20,7 @@ from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
 from lockstep.core.params import SamplingParams
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InvalidRequestError, UnsupportedError
-from lockstep.launch import RunningEngine, launch_engine, load_tokenizer, resolve_model
+from lockstep.launch import RunningEngine, launch_engine, load_tokenizer, resolve_model, sampling_defaults
 from lockstep.runtime.client import collect
 from lockstep.runtime.requests import choice_params
 from lockstep.text import TextStream, Tokenizer, bad_word_ids
@@ -83,6 +83,7 @@ class LLM:
         self.config = engine_config(model, settings)
         resolved = resolve_model(self.config)
         self._tokenizer = load_tokenizer(self.config, resolved)
+        self._sampling_defaults = sampling_defaults(self.config, resolved)
         self._running = launch_engine(self.config, model=resolved)
         self._numbers = itertools.count()
         atexit.register(self.close)
@@ -100,7 +101,7 @@ class LLM:
         use_tqdm: show progress on a terminal. lora_request: None. Raises InvalidRequestError before any of them runs if one of them cannot."""
         refuse_adapter(lora_request)
         several = _as_list(prompts)
-        params = _params_list(sampling_params, len(several))
+        params = _params_list(self.get_default_sampling_params() if sampling_params is None else sampling_params, len(several))
         priorities = [0] * len(several) if priority is None else list(priority)
         if len(priorities) != len(several):
             raise InvalidRequestError(f"{len(several)} prompts need as many priorities, got {len(priorities)}", param="priority")
@@ -145,6 +146,10 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """With what the model's generation_config.json recommends, see `EngineConfig`; what requests without sampling_params get."""
+        return SamplingParams(**self._sampling_defaults)
 
     @property
     def fingerprint(self) -> str:
@@ -321,9 +326,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [listed] if listed and all(isinstance(item, Number) for item in listed) else listed
 
 
-def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if len(params) != count:
         raise InvalidRequestError(f"{count} prompts need one sampling_params or {count} of them, got {len(params)}", param="sampling_params")
     return list(params)

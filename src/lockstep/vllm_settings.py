@@ -63,7 +63,6 @@ _TEMPLATE = "the template is the tokenizer's; name another tokenizer folder with
 _TOOLS = "tool calls are not there yet"
 _REASONING = "reasoning parsers are not there yet"
 _EMBEDS = "prompt embeddings are not there yet"
-_DEFAULTS = "sampling defaults are OpenAI's; generation_config.json is read for end tokens only"
 _LOGITS = "logits processors and structured outputs are not there yet"
 _LOGPROBS = "log probabilities are of the unfiltered distribution at temperature 1"
 _CHUNKS = "prefill is always chunked, to --max-num-batched-tokens a step"
@@ -197,8 +196,6 @@ FOREIGN: Mapping[str, ForeignSetting] = MappingProxyType(
             _valued(_TRANSFER, "kv_transfer_config kv_events_config"),
             # What requests may ask for.
             _switches(_EMBEDS, "enable_prompt_embeds"),
-            _except(_DEFAULTS, "generation_config", "vllm"),
-            _valued(_DEFAULTS, "override_generation_config"),
             _valued(_LOGITS, "logits_processors logits_processor_pattern guided_decoding_backend structured_outputs_config"),
             _except(_LOGPROBS, "logprobs_mode", "raw_logprobs"),
             _except("at most 20 alternatives a token can be asked for", "max_logprobs", 20),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenizers import tiny
 
 from lockstep.core.params import SEED_LIMIT
 from lockstep.errors import CapacityError, ConfigError, InvalidRequestError
@@ -17,9 +18,19 @@ from lockstep.server.errors import ContextLengthError
 from lockstep.server.fields import NEUTRAL
 from lockstep.server.prompts import checked_ids, plain_messages
 from lockstep.server.requests import ChatRequest, CompletionRequest, read_request
-from lockstep.server.sampling import TokenBudget, chat_budget, chat_logprobs, params_of_choice, priority_of, sampling_params, tokens_max
+from lockstep.server.sampling import (
+    TokenBudget,
+    chat_budget,
+    chat_logprobs,
+    completion_budget,
+    params_of_choice,
+    priority_of,
+    sampling_params,
+    tokens_max,
+)
 from lockstep.server.settings import ServerSettings
 
+TOKENIZER, _ = tiny("byte-level")
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
 JSON = (
     SCALARS
@@ -46,7 +57,7 @@ def test_any_bytes_are_a_request_or_an_invalid_request_error(body: bytes) -> Non
     # Anything else that is raised fails the test.
     with contextlib.suppress(InvalidRequestError):
         request = read_request(body, CompletionRequest)
-        sampling_params(request, token_count_max=1, logprobs=None, vocab_size=10)
+        sampling_params(request, token_count_max=1, logprobs=None, tokenizer=TOKENIZER, defaults={})
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
@@ -99,9 +110,22 @@ def test_null_means_left_out_for_every_field() -> None:
 
 
 def test_defaults_are_openais() -> None:
-    params = sampling_params(completion(), token_count_max=16, logprobs=None, vocab_size=10)
+    params = sampling_params(completion(), token_count_max=16, logprobs=None, tokenizer=TOKENIZER, defaults={})
     assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (1, 1.0, 1.0, 0, 0.0, None)
     assert (params.stop, params.stop_token_ids, params.ignore_eos, params.skip_special_tokens) == ((), (), False, True)
+
+
+def test_model_s_own_defaults_are_for_requests_that_do_not_say() -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "max_tokens": 99}
+    asked = {"token_count_max": 16, "logprobs": None, "tokenizer": TOKENIZER, "defaults": defaults}
+    params = sampling_params(completion(), **asked)
+    assert {name: getattr(params, name) for name in defaults} == defaults | {"max_tokens": 16}
+    own = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    assert {name: getattr(sampling_params(completion(**own), **asked), name) for name in own} == own
+    assert completion_budget(completion(), defaults).default == 99
+    assert completion_budget(completion(), {}).default == 16
+    assert chat_budget(chat(), defaults).default == 99
+    assert chat_budget(chat(), {}).default is None
 
 
 @settings(deadline=None)
@@ -131,10 +155,10 @@ def test_over_long_request_names_prompt_asked_and_window() -> None:
 
 
 def test_two_names_for_the_token_limit_must_agree() -> None:
-    assert chat_budget(chat(max_tokens=5)).asked == 5
-    assert chat_budget(chat(max_tokens=5, max_completion_tokens=5)).name == "max_completion_tokens"
+    assert chat_budget(chat(max_tokens=5), {}).asked == 5
+    assert chat_budget(chat(max_tokens=5, max_completion_tokens=5), {}).name == "max_completion_tokens"
     with pytest.raises(InvalidRequestError):
-        chat_budget(chat(max_tokens=5, max_completion_tokens=6))
+        chat_budget(chat(max_tokens=5, max_completion_tokens=6), {})
 
 
 def test_top_logprobs_need_logprobs() -> None:
@@ -149,12 +173,12 @@ def test_top_logprobs_need_logprobs() -> None:
 
 @given(seed=st.integers(0, SEED_LIMIT - 1), choice=st.integers(0, 127))
 def test_choice_samples_with_seed_plus_its_number(seed: int, choice: int) -> None:
-    params = sampling_params(completion(seed=seed), token_count_max=1, logprobs=None, vocab_size=10)
+    params = sampling_params(completion(seed=seed), token_count_max=1, logprobs=None, tokenizer=TOKENIZER, defaults={})
     assert params_of_choice(params, choice).seed == (seed + choice) % SEED_LIMIT
 
 
 def test_choices_of_an_unseeded_request_stay_unseeded() -> None:
-    params = sampling_params(completion(), token_count_max=1, logprobs=None, vocab_size=10)
+    params = sampling_params(completion(), token_count_max=1, logprobs=None, tokenizer=TOKENIZER, defaults={})
     assert params_of_choice(params, 3).seed is None
 
 

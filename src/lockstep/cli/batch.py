@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,14 +40,14 @@ WINDOW_PER_SLOT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """source: None is standard input. target: None is standard output. chat: text prompts are messages of a user. params: of lines that say nothing
-    else."""
+    """source: None is standard input. target: None is standard output. chat: text prompts are messages of a user. params(model's
+    defaults): of lines that say nothing else."""
 
     source: Path | None
     target: Path | None
     resume: bool
     chat: bool
-    params: SamplingParams
+    params: Callable[[SamplingParams], SamplingParams]
 
 
 def run(config: EngineConfig, settings: BatchSettings) -> int:
@@ -84,8 +84,9 @@ class _Batch:
         self._settings = settings
         self._answers = answers
         self._size = size
-        self._digest = _settings_digest(llm, settings)
-        self._window = max(1, min(WINDOW_PER_SLOT * llm.config.max_num_seqs, llm.config.queue_max // settings.params.n))
+        self._params = settings.params(llm.get_default_sampling_params())
+        self._digest = _settings_digest(llm, settings.chat, self._params)
+        self._window = max(1, min(WINDOW_PER_SLOT * llm.config.max_num_seqs, llm.config.queue_max // self._params.n))
         self._progress = Progress(sys.stderr)
         self._done = self._kept = self._failed = self._tokens = 0
         self._began = time.monotonic()
@@ -143,7 +144,7 @@ class _Batch:
         """The record of one line, an error's too. Raises what has stopped the engine: that is no line's."""
         head: dict[str, Any] = {"index": line.index, "id": line.index, "input": line.digest, "settings": self._digest}
         try:
-            request = read_request(line, self._settings.params, chat=self._settings.chat)
+            request = read_request(line, self._params, chat=self._settings.chat)
             head["id"] = request.id
             params = self._seeded(request.params, line.index)
             prompt: Prompt | None = request.prompt
@@ -233,9 +234,9 @@ def _signals(stopped: asyncio.Future[int]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _settings_digest(llm: AsyncLLM, settings: BatchSettings) -> str:
+def _settings_digest(llm: AsyncLLM, chat: bool, params: SamplingParams) -> str:
     """Of all that answers depend on beside their lines."""
-    told = {"fingerprint": llm.fingerprint, "chat": settings.chat, "seed": llm.config.seed, "params": dataclasses.asdict(settings.params)}
+    told = {"fingerprint": llm.fingerprint, "chat": chat, "seed": llm.config.seed, "params": dataclasses.asdict(params)}
     return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 

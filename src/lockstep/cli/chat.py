@@ -39,12 +39,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    params = sampling_params(arguments)
+    sampling_params(arguments)  # what is out of range is refused before anything is loaded
     config = engine_config(arguments)
     talking = sys.stdin.isatty() and sys.stdout.isatty()
     llm = AsyncLLM.from_engine_args(config)
     with contextlib.ExitStack() as closing:
         closing.callback(llm.shutdown)
+        params = sampling_params(arguments, llm.get_default_sampling_params())
         conversation = Conversation(params, system=arguments.system, about={"model": config.model, "fingerprint": llm.fingerprint})
         history = None if arguments.history_file is None else arguments.history_file.expanduser()
         reader = TerminalReader(history=history, words=conversation.commands) if talking else StreamReader(cast(TextIOWrapper, sys.stdin))

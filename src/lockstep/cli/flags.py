@@ -6,6 +6,7 @@ vLLM's flags that are not here are `flag_parser`'s: refused with a reason, never
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,17 @@ import yaml
 
 from lockstep.config import EngineConfig
 from lockstep.errors import ConfigError
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Raises ArgumentTypeError."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return value
 
 
 def count(text: str) -> int:
@@ -67,6 +79,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     scheduling.add_argument("--scheduling-policy", default=d["scheduling_policy"], choices=("fcfs", "priority"), help="(default: %(default)s)")
     scheduling.add_argument("--microbatches", type=count, help="plans that share the running requests (default: one a stage)")
     other = parser.add_argument_group("other")
+    other.add_argument(
+        "--generation-config",
+        metavar="auto|vllm|FOLDER",
+        default=d["generation_config"],
+        help="whose generation_config.json gives requests their sampling defaults: the model's, nobody's, a folder's (default: %(default)s)",
+    )
+    other.add_argument("--override-generation-config", metavar="JSON", type=json_object, help="such defaults: '{\"temperature\": 0.5}'")
     other.add_argument("--seed", type=count, help="draws the seeds of requests that bring none (default: from the operating system)")
     other.add_argument("--backend", default=d["backend"], choices=("native", "reference"), help="reference is plain torch (default: %(default)s)")
     other.add_argument("--config", metavar="FILE", help="YAML: flag names without dashes, and their values; flags given beside it override")

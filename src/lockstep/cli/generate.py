@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from lockstep.cli import batch
 from lockstep.cli.flags import add_engine_flags, engine_config
 from lockstep.cli.sampling_flags import add_sampling_flags, sampling_params
-from lockstep.core.params import SamplingParams
 from lockstep.errors import ConfigError, InvalidRequestError
 from lockstep.llm import LLM, output_json
 
@@ -38,9 +38,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run(arguments: argparse.Namespace) -> int:
-    params = sampling_params(arguments)
+    sampling_params(arguments)  # what is out of range is refused before anything is loaded
     if arguments.prompts_file is not None:
-        return _run_file(arguments, params)
+        return _run_file(arguments)
     for flag in ("output_file", "resume"):
         if getattr(arguments, flag):
             raise ConfigError(f"--{flag.replace('_', '-')} goes with --prompts-file")
@@ -51,13 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__ if name != "model"}
     with LLM(config.model, **settings) as llm:
         chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        params = sampling_params(arguments, llm.get_default_sampling_params())
         outputs = llm.chat(chats, params) if arguments.chat else llm.generate(prompts, params)
         for output in outputs:
             print(output_json(output) if arguments.json else "\n".join(choice.text for choice in output.outputs))
     return 0
 
 
-def _run_file(arguments: argparse.Namespace, params: SamplingParams) -> int:
+def _run_file(arguments: argparse.Namespace) -> int:
     for flag in ("prompt", "json"):
         if getattr(arguments, flag):
             raise ConfigError(f"--{flag} does not go with --prompts-file, whose lines are prompts and whose answers are JSON")
@@ -68,6 +69,6 @@ def _run_file(arguments: argparse.Namespace, params: SamplingParams) -> int:
         target=arguments.output_file,
         resume=arguments.resume,
         chat=arguments.chat,
-        params=params,
+        params=partial(sampling_params, arguments),
     )
     return batch.run(engine_config(arguments), settings)

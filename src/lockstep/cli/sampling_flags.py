@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from lockstep.cli.flags import count
 from lockstep.core.params import SamplingParams
@@ -13,25 +14,23 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | Non
     sampling = parser.add_argument_group("generation")
     most = "%(default)s" if max_tokens is not None else "as many as the model's window has room for"
     sampling.add_argument("--max-tokens", type=count, default=max_tokens, help=f"most tokens of an answer (default: {most})")
-    sampling.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="(default: %(default)s, keeps all)")
-    sampling.add_argument("--top-k", type=int, default=0, help="0 keeps all (default: %(default)s)")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="(default: %(default)s, keeps all)")
+    sampling.add_argument("--temperature", type=float, help="0 is greedy (default: the model's, or 1)")
+    sampling.add_argument("--top-p", type=float, help="(default: the model's, or 1, which keeps all)")
+    sampling.add_argument("--top-k", type=int, help="0 keeps all (default: the model's, or 0)")
+    sampling.add_argument("--min-p", type=float, help="(default: the model's, or 0, which keeps all)")
+    sampling.add_argument("--repetition-penalty", type=float, help="of tokens of prompt and answer; above 1 discourages (default: the model's, or 1)")
+    sampling.add_argument("--presence-penalty", type=float, help="of tokens of the answer (default: 0)")
+    sampling.add_argument("--frequency-penalty", type=float, help="of tokens of the answer, each time they came (default: 0)")
+    sampling.add_argument("--min-tokens", type=count, help="no end before so many tokens (default: 0)")
     sampling.add_argument("--sampling-seed", type=int, help="seed of the requests (default: from --seed, or the operating system)")
     sampling.add_argument("--stop", action="append", default=[], help="a string that ends the answer; may be given several times")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
 
 
-def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
-    """Raises InvalidRequestError naming the parameter that is out of range."""
-    return SamplingParams(
-        n=getattr(arguments, "n", 1),
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        min_p=arguments.min_p,
-        seed=arguments.sampling_seed,
-        max_tokens=arguments.max_tokens,
-        stop=arguments.stop,
-        ignore_eos=arguments.ignore_eos,
-    )
+def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams = SamplingParams()) -> SamplingParams:
+    """What was asked for, and the defaults (the model's, once they are known) for the rest. Raises InvalidRequestError naming the parameter that is
+    out of range."""
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+    names = ("n", "temperature", "top_p", "top_k", "min_p", *penalties, "max_tokens", "stop", "ignore_eos")
+    asked = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    return replace(defaults, **{"max_tokens": None, "seed": arguments.sampling_seed} | asked)

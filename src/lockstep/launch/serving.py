@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.config import EngineConfig
 from lockstep.errors import LockstepError
 from lockstep.launch.engine import launch_engine
+from lockstep.launch.generation import sampling_defaults
 from lockstep.launch.metrics import engine_counts
 from lockstep.launch.model import load_tokenizer, resolve_model
 from lockstep.runtime.client import AsyncClient
@@ -65,6 +66,7 @@ async def run_server(config: EngineConfig, settings: ServerSettings, address: Ad
     check_address(host=address.host, port=address.port, uds=address.uds, ssl_certfile=address.ssl_certfile, ssl_keyfile=address.ssl_keyfile)
     model = resolve_model(config)
     tokenizer = load_tokenizer(config, model)
+    settings = replace(settings, sampling_defaults=sampling_defaults(config, model))
     running = await asyncio.to_thread(launch_engine, config, model=model, on_failure=on_failure)
     watch = asyncio.create_task(_stop_after_failure(failed, stop))
     try:

@@ -36,7 +36,7 @@ async def _plans(context: ServerContext, request: ChatRequest, identity: AnswerI
     tokenizer = context.tokenizer
     logprobs = logprobs_asked(request, context.settings.max_logprobs)
     priority = priority_of(request)
-    budget = chat_budget(request)
+    budget = chat_budget(request, context.settings.sampling_defaults)
     # The template writes the special tokens itself; the encoder must not add them again.
     prompt = await chat_prompt(
         request.messages,
@@ -46,7 +46,9 @@ async def _plans(context: ServerContext, request: ChatRequest, identity: AnswerI
         add_special_tokens=bool(request.add_special_tokens),
     )
     token_count_max = tokens_max(budget, len(prompt), context.client.max_model_len)
-    params = sampling_params(request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer)
+    params = sampling_params(
+        request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer, defaults=context.settings.sampling_defaults
+    )
     return [
         ChoicePlan(
             index=choice,

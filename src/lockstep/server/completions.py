@@ -43,7 +43,7 @@ async def _plans(context: ServerContext, request: CompletionRequest, identity: A
     tokenizer = context.tokenizer
     logprobs = completion_logprobs(request, context.settings.max_logprobs)
     priority = priority_of(request)
-    budget = completion_budget(request)
+    budget = completion_budget(request, context.settings.sampling_defaults)
     window = context.client.max_model_len
     plans: list[ChoicePlan] = []
     prompts = await completion_prompts(
@@ -54,7 +54,9 @@ async def _plans(context: ServerContext, request: CompletionRequest, identity: A
     )
     for prompt_index, prompt in enumerate(prompts):
         token_count_max = tokens_max(budget, len(prompt), window)
-        params = sampling_params(request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer)
+        params = sampling_params(
+            request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer, defaults=context.settings.sampling_defaults
+        )
         for choice in range(params.n):
             plans.append(
                 ChoicePlan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -26,14 +27,18 @@ class TokenBudget:
     default: int | None = None
 
 
-def completion_budget(request: CompletionRequest) -> TokenBudget:
-    return TokenBudget(asked=request.max_tokens, default=COMPLETION_TOKENS_DEFAULT)
+Defaults = Mapping[str, float]
+"""Names of `SamplingParams` to what a request has that does not say."""
 
 
-def chat_budget(request: ChatRequest) -> TokenBudget:
+def completion_budget(request: CompletionRequest, defaults: Defaults) -> TokenBudget:
+    return TokenBudget(asked=request.max_tokens, default=int(defaults.get("max_tokens", COMPLETION_TOKENS_DEFAULT)))
+
+
+def chat_budget(request: ChatRequest, defaults: Defaults) -> TokenBudget:
     """Raises InvalidRequestError if both names are used and disagree."""
     if request.max_completion_tokens is None:
-        return TokenBudget(asked=request.max_tokens)
+        return TokenBudget(asked=request.max_tokens, default=int(defaults["max_tokens"]) if "max_tokens" in defaults else None)
     if request.max_tokens not in (None, request.max_completion_tokens):
         message = f"max_completion_tokens is {request.max_completion_tokens} and max_tokens {request.max_tokens}; send one of them"
         raise InvalidRequestError(message, param="max_completion_tokens")
@@ -81,7 +86,9 @@ def _within(count: int | None, name: str, most: int) -> int | None:
     return count
 
 
-def sampling_params(request: GenerationRequest, *, token_count_max: int, logprobs: int | None, tokenizer: Tokenizer) -> SamplingParams:
+def sampling_params(
+    request: GenerationRequest, *, token_count_max: int, logprobs: int | None, tokenizer: Tokenizer, defaults: Defaults
+) -> SamplingParams:
     """The request's parameters; bad words become tokens here. Raises InvalidRequestError naming the field that is out of range."""
     vocab_size, bad_words = tokenizer.vocab_size, tuple(request.bad_words or ())
     for name, ids in (("stop_token_ids", request.stop_token_ids), ("allowed_token_ids", request.allowed_token_ids)):
@@ -90,17 +97,17 @@ def sampling_params(request: GenerationRequest, *, token_count_max: int, logprob
                 raise InvalidRequestError(f"{name} must be ids from 0 to {vocab_size - 1}, got {token_id}", param=name)
     return SamplingParams(
         n=_given(request.n, 1),
-        temperature=_given(request.temperature, 1.0),
-        top_p=_given(request.top_p, 1.0),
-        top_k=_given(request.top_k, 0),
-        min_p=_given(request.min_p, 0.0),
+        temperature=_given(request.temperature, defaults.get("temperature", 1.0)),
+        top_p=_given(request.top_p, defaults.get("top_p", 1.0)),
+        top_k=_given(request.top_k, int(defaults.get("top_k", 0))),
+        min_p=_given(request.min_p, defaults.get("min_p", 0.0)),
         seed=request.seed,
         max_tokens=token_count_max,
         stop=() if request.stop is None else request.stop,
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=_given(request.ignore_eos, False),
         min_tokens=_given(request.min_tokens, 0),
-        repetition_penalty=_given(request.repetition_penalty, 1.0),
+        repetition_penalty=_given(request.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
         presence_penalty=_given(request.presence_penalty, 0.0),
         frequency_penalty=_given(request.frequency_penalty, 0.0),
         logit_bias=_biases(request.logit_bias, vocab_size),

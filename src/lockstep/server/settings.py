@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from lockstep.core.params import LOGPROBS_MAX
 from lockstep.errors import ConfigError
@@ -19,6 +20,7 @@ class ServerSettings:
     allowed_origins: origins that browsers may call from (CORS); ("*",) is all, () is none.
     return_tokens_as_token_ids: the default of the request field of that name: logprobs name tokens as "token_id:17", which no two tokens share.
     body_bytes_max: longest request body, in bytes; a longer one is answered 413.
+    sampling_defaults: names of `SamplingParams` to what a request has that does not say; of max_tokens, at most the window.
     requests_max: engine requests (choices times prompts) open at once over all clients; beyond it the answer is 503 with Retry-After.
     retry_after_s: what Retry-After says.
     shutdown_timeout_s: how long open answers may go on after a stop was asked for; then they end with an error.
@@ -32,6 +34,7 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     return_tokens_as_token_ids: bool = False
     body_bytes_max: int = 32 << 20
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     requests_max: int = 1024
     retry_after_s: int = 1
     shutdown_timeout_s: float = 10.0
