@@ -46,13 +46,17 @@ class FamilyModel:
         return spec_from_config(self.config)
 
     def weights(self) -> dict[str, F32]:
-        """float32 by Hugging Face's names. Gains that 1 is added to lie around 0. A head that is the embedding has larger weights than one of its
-        own, so the final norm is smaller there, or no sampled token would differ from the best."""
-        tensors = tiny_weights(self.spec, seed=3)
-        if self.spec.tie_embeddings:
-            tensors["model.norm.weight"] *= np.float32(0.25)
-        if self.spec.norm_offset:
-            tensors = {name: values - np.float32(0.9) if name.endswith("norm.weight") else values for name, values in tensors.items()}
+        """float32 by Hugging Face's names. A head that is the embedding has larger weights than one of its own, so the final norm is smaller there,
+        or no sampled token would differ from the best. Gemma's embeddings are scaled up, so what its layers add is too, or every token would
+        repeat itself; 1 is added to its gains."""
+        tensors, gemma = tiny_weights(self.spec, seed=3), bool(self.spec.norm_offset)
+        for name in tensors:
+            if name == "model.norm.weight" and self.spec.tie_embeddings:
+                tensors[name] *= np.float32(0.1 if gemma else 0.25)
+            elif gemma and name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                tensors[name] *= np.float32(4)
+            if gemma and name.endswith("norm.weight"):
+                tensors[name] -= np.float32(1)
         return tensors
 
     def transformers_model(self) -> Any:

@@ -58,25 +58,41 @@ void test_team_runs_every_item_once() {
 constexpr int64_t vocabulary = 131, hidden = 37, heads = 3, head_dim = 10, kv_heads = 1, width = heads * head_dim, ffn = 21;
 
 // One decoder layer with tied embeddings and a bias. Buffers: 0 x, 1 normed, 2 qkv, 3 q, 4 attended, 5 gate and up, 6 activated, 7 last, 8 logits.
-std::vector<OpCall> small_model(WeightArena& arena, DType dtype) {
+// `rich`: with a window, soft caps, norms of heads and of what a branch adds, a part of a head that does not turn, a scaled embedding and gelu.
+std::vector<OpCall> small_model(WeightArena& arena, DType dtype, bool rich) {
   const auto pack = [&](int64_t rows, int64_t columns, Layout layout, uint32_t seed) {
     return std::make_shared<const PackedWeight>(pack_weight(arena, numbers(rows * columns, seed).data(), rows, columns, dtype, layout));
   };
   const WeightPointer table = pack(vocabulary, hidden, Layout::panels, 1), gain = pack(1, hidden, Layout::vector, 2);
-  const WeightPointer frequencies = pack(1, head_dim / 2, Layout::vector, 3);
+  const WeightPointer frequencies = pack(1, rich ? head_dim / 2 - 2 : head_dim / 2, Layout::vector, 3);
   std::vector<OpCall> ops;
   ops.push_back({OpKind::embed, -1, 0, table});
+  if (rich) ops.back().scale = 6.08f;
   ops.push_back({OpKind::rms_norm, 0, 1, gain, nullptr, false, 1e-5f});
   ops.push_back({OpKind::linear, 1, 2, pack(width + 2 * kv_heads * head_dim, hidden, Layout::panels, 4),
                  pack(1, width + 2 * kv_heads * head_dim, Layout::vector, 5)});
+  if (rich) {
+    ops.push_back({OpKind::rms_norm, 2, 2, pack(1, head_dim, Layout::vector, 9), nullptr, false, 1e-5f});
+    ops.back().offset = 1.0f;
+    ops.back().column = head_dim;
+    ops.back().groups = heads;
+  }
   ops.push_back({OpKind::rope_write, 2, 3, frequencies, nullptr, false, 0.0f, 0, heads});
+  if (rich) ops.back().scale = 1.2f;
   ops.push_back({OpKind::paged_attention, 3, 4, nullptr, nullptr, false, 0.3f, 0, heads});
+  if (rich) {
+    ops.back().window = 7;
+    ops.back().soft_cap = 0.5f;
+  }
   ops.push_back({OpKind::linear, 4, 0, pack(hidden, width, Layout::panels, 6), nullptr, true});
   ops.push_back({OpKind::linear, 0, 5, pack(2 * ffn, hidden, Layout::panels, 7)});
   ops.push_back({OpKind::gated_activation, 5, 6});
+  if (rich) ops.back().activation = Activation::gelu_tanh;
   ops.push_back({OpKind::linear, 6, 0, pack(hidden, ffn, Layout::panels, 8), nullptr, true});
+  if (rich) ops.push_back({OpKind::rms_norm, 1, 0, gain, nullptr, true, 1e-5f});
   ops.push_back({OpKind::select, 0, 7});
   ops.push_back({OpKind::linear, 7, 8, table});
+  if (rich) ops.push_back({OpKind::soft_cap, 8, 8, nullptr, nullptr, false, 2.0f});
   ops.push_back({OpKind::sample, 8});
   return ops;
 }
@@ -123,9 +139,9 @@ Executable make(const KernelTable* kernels, DType dtype, int64_t threads, int64_
 }
 
 // Two requests of 40 and 9 tokens of one text, whole or in chunks of one token of each.
-Outputs run_model(const KernelTable* kernels, DType dtype, int64_t threads, int64_t block_size, bool chunked) {
+Outputs run_model(const KernelTable* kernels, DType dtype, bool rich, int64_t threads, int64_t block_size, bool chunked) {
   WeightArena arena;
-  const std::vector<OpCall> ops = small_model(arena, dtype);
+  const std::vector<OpCall> ops = small_model(arena, dtype, rich);
   Executable executable = make(kernels, dtype, threads, block_size, ops);
   const int64_t table_width = (40 + block_size - 1) / block_size;
   std::vector<int32_t> table;
@@ -151,14 +167,14 @@ Outputs run_model(const KernelTable* kernels, DType dtype, int64_t threads, int6
   return last;
 }
 
-void test_model_agrees_with_itself() {
+void test_model_agrees_with_itself(bool rich) {
   for (const KernelTable* kernels : usable_kernels()) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      const Outputs expected = run_model(kernels, dtype, 1, 16, false);
+      const Outputs expected = run_model(kernels, dtype, rich, 1, 16, false);
       for (const int64_t threads : {1, 3}) {
         for (const int64_t block_size : {1, 5, 16, 32}) {
           for (const bool chunked : {false, true}) {
-            const Outputs got = run_model(kernels, dtype, threads, block_size, chunked);
+            const Outputs got = run_model(kernels, dtype, rich, threads, block_size, chunked);
             const std::string where =
                 std::string(kernels->name) + ", threads " + std::to_string(threads) + ", block size " + std::to_string(block_size);
             check(got.tokens == expected.tokens && got.top_ids == expected.top_ids, "tokens do not change: " + where);
@@ -172,7 +188,7 @@ void test_model_agrees_with_itself() {
 
 void test_malformed_steps_are_refused() {
   WeightArena arena;
-  const std::vector<OpCall> ops = small_model(arena, DType::float32);
+  const std::vector<OpCall> ops = small_model(arena, DType::float32, false);
   Executable executable = make(usable_kernels()[0], DType::float32, 2, 4, ops);
   const Run good{{1, 2}, {0, 1}, {0, 2}, {39}, 1};
   const auto refused = [&](Run bad) { return !error_of([&] { run(executable, bad); }).empty(); };
@@ -190,7 +206,8 @@ void test_malformed_steps_are_refused() {
 
 int main() {
   test_team_runs_every_item_once();
-  test_model_agrees_with_itself();
+  test_model_agrees_with_itself(false);
+  test_model_agrees_with_itself(true);
   test_malformed_steps_are_refused();
   std::puts("ok");
   return 0;

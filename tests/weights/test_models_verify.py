@@ -44,7 +44,14 @@ def write_folder(path: Path, model: FamilyModel) -> Path:
     return path
 
 
-@pytest.mark.parametrize("model", FAMILY_MODELS, ids=lambda model: model.name)
+def cases() -> list[object]:
+    """One model of each kind of attention always, the rest in `make test-slow`."""
+    quick = {"mistral", "qwen3, windows", "gemma 2", "gemma 3", "phi 4, longrope"}
+    assert quick <= {model.name for model in FAMILY_MODELS}
+    return [pytest.param(model, id=model.name, marks=() if model.name in quick else pytest.mark.slow) for model in FAMILY_MODELS]
+
+
+@pytest.mark.parametrize("model", cases())
 def test_answers_do_not_depend_on_how_the_model_is_deployed(model: FamilyModel, tmp_path: Path) -> None:
     if all(0 < layer.sliding_window < REACH["sliding_window"] for layer in model.spec.layers):
         model = replace(model, changes={**model.changes, **REACH})

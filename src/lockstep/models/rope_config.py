@@ -85,7 +85,7 @@ def _llama3(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Llama3S
 
 def _long(config: Mapping[str, Any], parameters: Mapping[str, Any], width: int) -> LongScaling:
     """The long factors wherever the model's window is wider than its original one, else the short ones: a choice that no request, batch or flag
-    changes (docs/decisions/0008-longrope.md)."""
+    changes (docs/decisions, "dense families")."""
     window, original = integer(config, "max_position_embeddings"), _original_window(config, parameters)
     short, long = (numbers(parameters, key, count=width // 2, below=1e6) for key in ("short_factor", "long_factor"))
     stretch = number(parameters, "factor", below=1e6, default=window / original)
