@@ -160,8 +160,7 @@ def test_a_huge_head_beside_few_rotary_factors_costs_no_memory(tmp_path: Path) -
 
 @pytest.mark.parametrize("number", [1e300, -1.0, float("nan"), float("inf"), 0.0, 5e-324])
 def test_a_setting_beyond_float32_is_refused(tmp_path: Path, number: float) -> None:
-    # The writer has float32 only for this key: another type and eight bytes take its place. The data move, but within the alignment's padding or
-    # into other tensors' bytes, which nobody reads here.
+    # The package writes this key as float32: a float64 takes its place, and bytes at the end make up for data that may have moved.
     path = write_gguf(tmp_path / "m.gguf", gguf_tensors(1))
     key, raw = b"llama.rope.freq_base", path.read_bytes()
     place = raw.index(key) + len(key)
