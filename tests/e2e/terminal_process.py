@@ -9,10 +9,12 @@ import struct
 import subprocess
 import termios
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 PATIENCE_S = 120.0
+AGAIN_S = 3.0
 
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 """What a terminal sends around a text that is pasted, where it was asked to (TERM=xterm)."""
@@ -46,6 +48,16 @@ class Terminal:
         data = "".join(keys).encode()
         while data:
             data = data[os.write(self._master, data) :]
+
+    def interrupt(self, text: str) -> None:
+        """Press Ctrl-C until `text` is shown: Python's readline sleeps on where the signal comes just before it begins to wait for a key."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            self.press(CTRL_C)
+            with self._changed:
+                if self._changed.wait_for(lambda: text.encode() in self._shown[self._read_to :], AGAIN_S):
+                    return
+        raise AssertionError(f"Ctrl-C does not show {text!r}:\n{self.shown}")
 
     def wait_for(self, text: str) -> str:
         """What is new on the terminal, once `text` is in it. Fails if the command ends first."""

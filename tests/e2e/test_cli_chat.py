@@ -58,8 +58,7 @@ def test_lines_are_edited_and_remembered_and_answers_streamed(llm: LLM, tmp_path
         assert f"{FIRST}\n{first}\n" in terminal.wait_for(f"{first}\n> ")
         terminal.press(SECOND[:4], "\\", ENTER)
         terminal.wait_for("... ")
-        terminal.press(CTRL_C)  # a message that was begun is dropped
-        terminal.wait_for("> ")
+        terminal.interrupt("> ")  # a message that was begun is dropped
         terminal.press(SECOND, ENTER)
         terminal.wait_for(f"{second}\n> ")
         terminal.press(CTRL_D)
@@ -71,8 +70,7 @@ def test_lines_are_edited_and_remembered_and_answers_streamed(llm: LLM, tmp_path
         terminal.wait_for("> ")
         terminal.press(UP)
         terminal.wait_for(SECOND)
-        terminal.press(CTRL_C)
-        terminal.wait_for("> ")
+        terminal.interrupt("> ")
         terminal.press("/exit", ENTER)
         assert terminal.wait() == 0
 
@@ -106,7 +104,7 @@ def test_pasted_text_of_many_lines_is_one_message(llm: LLM) -> None:
     with on_terminal([*CHAT, "--no-history"], kind="xterm") as terminal:
         terminal.wait_for("> ")
         terminal.press(PASTE, "Name\na\ncolour.", PASTED, ENTER)
-        terminal.wait_for(f"{answer}\n")
+        terminal.wait_for(f"{answer}\n> ")
         terminal.press(CTRL_D)
         assert terminal.wait() == 0
 
