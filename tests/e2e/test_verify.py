@@ -116,7 +116,7 @@ def test_one_stage_with_another_table_is_found(matrix: Matrix, monkeypatch: pyte
     monkeypatch.setattr(launch_stages_module, "SlotTable", second_is_wrong)
     matrix.run_cell(CELL)
     (missed,) = matrix.report.missed.values()
-    assert "replicas of the log disagree" in missed[0]
+    assert "(divergence)" in missed[0]
 
 
 def test_a_cell_that_did_not_do_what_its_name_says_fails(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
