@@ -143,7 +143,6 @@ FOREIGN: Mapping[str, ForeignSetting] = MappingProxyType(
             _except(_FORMAT, "config_format", "auto"),
             _valued(_FORMAT, "model_loader_extra_config ignore_patterns safetensors_load_strategy pt_load_map_location model_weights"),
             _valued(_FORMAT, "safetensors_prefetch_num_threads safetensors_prefetch_block_size"),
-            _switches(_FORMAT, "use_tqdm_on_load"),
             _switches(_REMOTE, "trust_remote_code"),
             _valued(_REMOTE, "code_revision model_class_overrides"),
             _except(_REMOTE, "model_impl", "auto"),

@@ -58,9 +58,10 @@ class RecordedRun:
     def _submit(self, draw: np.random.Generator, index: int) -> None:
         prompt = draw.integers(1000, VOCABULARY, int(draw.integers(1, 20)))
         self.prompts.append(prompt.tolist())
-        ids = draw.integers(1000, VOCABULARY, 6).tolist()
-        shaping = Shaping(frequency_penalty=0.5, logit_bias=((ids[3], 1.5),), allowed_token_ids=(ids[4],), bad_words=((ids[5], ids[3]),))
-        side = Side(stop_ids=tuple(ids[:3]), shaping=shaping if index % 2 else Shaping(), cache_salt=SALT, extras={"grammar": b"a secret grammar"})
+        stop_ids = tuple(draw.integers(1000, VOCABULARY, 3).tolist())
+        ids = np.random.default_rng(index).integers(1000, VOCABULARY, 3).tolist()
+        shaping = Shaping(frequency_penalty=0.5, logit_bias=((ids[0], 1.5),), allowed_token_ids=(ids[1],), bad_words=((ids[2], ids[0]),))
+        side = Side(stop_ids=stop_ids, shaping=shaping if index % 2 else Shaping(), cache_salt=SALT, extras={"grammar": b"a secret grammar"})
         sampling: dict[str, Any] = {"seed": int(draw.integers(1 << 62)), "temperature": 0.5, "top_k": 4, "top_p": 0.5, "min_p": 0.25, "side": side}
         length_cap = len(prompt) + int(draw.integers(1, 20))
         self.scheduler.submit(EngineRequest(request_id=f"r{index}", prompt=prompt.astype(np.int32), length_cap=length_cap, **sampling))
