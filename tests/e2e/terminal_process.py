@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import termios
@@ -20,6 +21,12 @@ PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 """What a terminal sends around a text that is pasted, where it was asked to (TERM=xterm)."""
 
 CTRL_A, CTRL_C, CTRL_D, ENTER, UP = "\x01", "\x03", "\x04", "\r", "\x1b[A"
+
+
+def _on_its_terminal() -> None:
+    """So that Ctrl-C is a signal to it, also where whoever runs the tests ignores that signal."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Terminal:
@@ -104,7 +111,7 @@ def on_terminal(command: Sequence[str], *, kind: str = "dumb") -> Iterator[Termi
         stderr=slave,
         env=environment,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal to it
+        preexec_fn=_on_its_terminal,
     )
     os.close(slave)
     terminal = Terminal(process, master)

@@ -16,7 +16,7 @@ from lockstep.core.table import TableShape
 from lockstep.sim.mutants import ALL, MUTANTS, NO_CODE_YET, ONE, Mutant, Witness
 from lockstep.sim.mutants.mutant import of_table
 from lockstep.sim.mutants.watched_table import WatchedTable
-from lockstep.sim.mutation import AUDIT, LIVENESS, ORACLE, judge
+from lockstep.sim.mutation import AUDIT, LIVENESS, ORACLE, REFUSAL, judge
 from lockstep.sim.mutation_bounds import BOUNDS, broken_bound
 from lockstep.sim.parts import Parts
 
@@ -38,7 +38,7 @@ BY_RULE = {
     ("no-checksum", ALL): ORACLE,
     ("forgets-answers", ALL): "LedgerError",
     ("length-before-stop", ALL): "LedgerError",
-    ("exports-unheld", ALL): "ProvenanceError",
+    ("exports-unheld", ALL): REFUSAL,
     ("forgets-failed-import", ALL): LIVENESS,
     ("never-drains", ALL): AUDIT,
     ("announcement-waits", ALL): "StalledError",

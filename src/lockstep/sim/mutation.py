@@ -35,10 +35,11 @@ SEEDS_AFTER_KILL = 3
 FAILURES_MOST = 60
 """An engine that fails more often in one run begins again for ever."""
 
-ORACLE, AUDIT, LIVENESS, BOUND = "oracle", "audit", "liveness", "bound"
-"""What kills besides checks at run time, which go by the class of their error: only the closed form saw it; the books when idle; nothing ended."""
+ORACLE, AUDIT, LIVENESS, BOUND, REFUSAL = "oracle", "audit", "liveness", "bound", "refusal"
+"""What kills besides checks at run time, which go by the class of their error: only the closed form saw it; the books when idle; nothing ended; a
+stage refused what another engine handed over."""
 
-_AFTER_RUN = {"wrong tokens": ORACLE, "wrong end": ORACLE, "stream": ORACLE, "audit": AUDIT, "not finished": LIVENESS}
+_AFTER_RUN = {"wrong tokens": ORACLE, "wrong end": ORACLE, "stream": ORACLE, "audit": AUDIT, "not finished": LIVENESS, "refused part": REFUSAL}
 _CHECKS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, LockstepError)) | {"AssertionError"}
 
 

@@ -221,7 +221,7 @@ class Simulation(Watcher):
         if self._log is not None:
             self._log.taken(engine, self.timeline.now, message)
         if isinstance(message, ImportReport) and message.refused and not self._injector.altered_kv:
-            self._fail("unexplained", f"engine {engine} refused a part of an import that nobody altered: {message.refused}")
+            self._fail("refused part", f"engine {engine} refused a part of an import that nobody altered: {message.refused}")
 
     def _note_sent(self, engine: int, wire: Wire) -> None:
         if self.engines[engine].note_sent(wire) and self._aborting:
