@@ -61,12 +61,13 @@ def changed(model: FamilyModel, **changes: Any) -> FamilyModel:
     return replace(model, changes={**model.changes, **changes})
 
 
-# GGUF has no place for a query scale or layer types of one's own, nor for biases that no published model of a family has.
+# GGUF has no place for a query scale of one's own, nor for biases that no published model of a family has.
 MODELS = [
     named("mistral"),
     named("qwen2"),
     changed(named("qwen3"), attention_bias=False),
     changed(named("gemma 2"), query_pre_attn_scalar=32),
+    changed(named("gemma 3"), query_pre_attn_scalar=16),
     changed(named("gemma 3, pattern"), query_pre_attn_scalar=16, rope_scaling={"rope_type": "linear", "factor": 8.0}),
     named("phi 3"),
     named("phi 4, longrope"),
@@ -108,6 +109,8 @@ def write_metadata(writer: gguf.GGUFWriter, model: FamilyModel, architecture: st
         writer.add_value_length(spec.head_dim)
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    if "layer_types" in config:
+        writer.add_array(f"{architecture}.attention.sliding_window_pattern", [kind == "sliding_attention" for kind in config["layer_types"]])
     if spec.attention_soft_cap:
         writer.add_attn_logit_softcapping(spec.attention_soft_cap)
     if spec.logit_soft_cap:

@@ -75,7 +75,7 @@ def config_of(file: GgufParts) -> dict[str, Any]:
     if is_phi3:
         config |= _phi3_settings(fields, rotated, head_dim, is_long=bool(config["rope_scaling"]))
     if is_gemma:
-        config |= _gemma_settings(fields, architecture, config)
+        config |= _gemma_settings(file, fields, config)
     return config | _token_ids(file, bos_token_id="bos", eos_token_id="eos")
 
 
@@ -88,13 +88,13 @@ def _phi3_settings(fields: _Fields, rotated: int, head_dim: int, *, is_long: boo
     return settings
 
 
-def _gemma_settings(fields: _Fields, architecture: GgufArchitecture, config: dict[str, Any]) -> dict[str, Any]:
+def _gemma_settings(file: GgufFile, fields: _Fields, config: dict[str, Any]) -> dict[str, Any]:
     """What GGUF does not name is fixed by the architecture: every second layer of Gemma 2 sees everything, every sixth of Gemma 3, whose other
     layers have a rotary base of 10000; queries are scaled by the width of a head, but in the 27B models by hidden_size / heads, which are known by
     their number of layers. Source: llama.cpp, src/llama-model.cpp (LLM_ARCH_GEMMA2, LLM_ARCH_GEMMA3)."""
-    is_third = architecture.model_type == "gemma3_text"
+    is_third = config["model_type"] == "gemma3_text"
     is_27b = config["num_hidden_layers"] == (62 if is_third else 46)
-    pattern = fields.get("attention.sliding_window_pattern")
+    pattern = file.metadata.get(f"{fields.prefix}attention.sliding_window_pattern")  # one number, or a flag a layer
     settings: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"],
