@@ -88,7 +88,7 @@ def _phi3_settings(fields: _Fields, rotated: int, head_dim: int, *, is_long: boo
     return settings
 
 
-def _gemma_settings(file: GgufFile, fields: _Fields, config: dict[str, Any]) -> dict[str, Any]:
+def _gemma_settings(file: GgufParts, fields: _Fields, config: dict[str, Any]) -> dict[str, Any]:
     """What GGUF does not name is fixed by the architecture: every second layer of Gemma 2 sees everything, every sixth of Gemma 3, whose other
     layers have a rotary base of 10000; queries are scaled by the width of a head, but in the 27B models by hidden_size / heads, which are known by
     their number of layers. Source: llama.cpp, src/llama-model.cpp (LLM_ARCH_GEMMA2, LLM_ARCH_GEMMA3)."""
