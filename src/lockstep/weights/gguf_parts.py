@@ -82,7 +82,7 @@ def open_parts(path: Path) -> GgufParts:
         _fail(path, f"is named as one of {int(named['count'])} parts, but says that it is one of {count}; give the file its own name back")
     paths = _part_paths(path)
     if path != paths[0]:
-        _fail(path, f"is part {int(named['number'])} of {count}; name the first one: {paths[0]}")
+        raise CheckpointError(f"{path}: is part {int(named['number'])} of {count}; name the first one: {paths[0]}")
     _check_presence(paths)
     return _join([first, *map(open_gguf, paths[1:])])
 
