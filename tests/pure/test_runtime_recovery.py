@@ -361,7 +361,9 @@ def test_requests_that_cannot_be_taken_end_alone_also_while_the_engine_recovers(
     assert run.loop.counts.restarts == 1
 
 
-def test_abort_that_fails_while_the_engine_recovers_still_ends_its_request() -> None:
+@pytest.mark.parametrize("is_half_done", [False, True])
+def test_abort_that_fails_while_the_engine_recovers_still_ends_its_request(is_half_done: bool) -> None:
+    """Once: also where the scheduler has forgotten it by then."""
     requests = some_requests(4)
     records = Records()
 
@@ -373,6 +375,9 @@ def test_abort_that_fails_while_the_engine_recovers_still_ends_its_request() -> 
             scheduler.abort = right  # type: ignore[method-assign]
 
     def fails(scheduler: Any, name: str) -> None:
+        if is_half_done:
+            request = scheduler._requests.pop(name)
+            scheduler._waiting.remove(request)
         raise ValueError(f"{name} is not in the list")
 
     runs: list[EngineLoop] = []
@@ -451,32 +456,8 @@ def test_what_stages_still_say_of_an_epoch_that_is_over_is_no_failure() -> None:
     assert run.loop.counts.last_code == LinkError.code
 
 
-def test_first_of_two_failures_in_a_turn_is_the_one_that_is_told() -> None:
-    requests = some_requests(3)
-    done: list[bool] = []
-
-    def fault(cluster: LocalCluster, count: int) -> None:
-        if count == 6:
-            driver = driver_of(cluster)
-            receive = driver.receive
-
-            def fails(message: Any, events: list[TokenEvent]) -> None:
-                receive(message, events)
-                if len(events) == 3 and not done:
-                    done.append(True)
-                    events[:] = [dataclasses.replace(event, index=event.index + (event.request_id == "r1")) for event in events]
-                    raise LedgerError("r0 was told something else", request_ids=["r0"])
-
-            driver.receive = fails  # type: ignore[method-assign]
-
-    run = Run(fault, requests, asynchronous=False, stage_count=1)
-    run.check_right([requests[2]])
-    assert [type(run.ends[name].error) for name in ("r0", "r1")] == [LedgerError] * 2
-    assert run.loop.counts.restarts == 1
-
-
-def test_event_that_skips_an_index_ends_its_request_and_no_other() -> None:
-    requests = some_requests(3)
+def skips_an_index(name: str, then: Callable[[], None] = lambda: None) -> Fault:
+    """In the first step that tells three requests something, one of them is told it under the next index; then whatever follows."""
     done: list[bool] = []
 
     def fault(cluster: LocalCluster, count: int) -> None:
@@ -488,11 +469,29 @@ def test_event_that_skips_an_index_ends_its_request_and_no_other() -> None:
                 receive(message, events)
                 if len(events) == 3 and not done:
                     done.append(True)
-                    events[:] = [dataclasses.replace(event, index=event.index + (event.request_id == "r1")) for event in events]
+                    events[:] = [dataclasses.replace(event, index=event.index + (event.request_id == name)) for event in events]
+                    then()
 
             driver.receive = skips  # type: ignore[method-assign]
 
-    run = Run(fault, requests, asynchronous=False, stage_count=1)
+    return fault
+
+
+def test_first_of_two_failures_in_a_turn_is_the_one_that_is_told() -> None:
+    requests = some_requests(3)
+
+    def fails() -> None:
+        raise LedgerError("r0 was told something else", request_ids=["r0"])
+
+    run = Run(skips_an_index("r1", fails), requests, asynchronous=False, stage_count=1)
+    run.check_right([requests[2]])
+    assert [type(run.ends[name].error) for name in ("r0", "r1")] == [LedgerError] * 2
+    assert run.loop.counts.restarts == 1
+
+
+def test_event_that_skips_an_index_ends_its_request_and_no_other() -> None:
+    requests = some_requests(3)
+    run = Run(skips_an_index("r1"), requests, asynchronous=False, stage_count=1)
     run.check_right([requests[0], requests[2]])
     assert isinstance(run.ends["r1"].error, InternalError)
     assert run.loop.counts.restarts == 1

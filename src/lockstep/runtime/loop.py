@@ -248,7 +248,7 @@ class EngineLoop:
     # Events
 
     def _end(self, request_ids: Sequence[str], reason: FinishReason, error: LockstepError | None) -> None:
-        ending = [name for name in request_ids if name in self._sinks]
+        ending = [name for name in dict.fromkeys(request_ids) if name in self._sinks]
         self.counts.ended_requests += len(ending) if error is not None else 0
         self._dispatch([TokenEvent(request_id=name, index=self._sinks[name][1], finish_reason=reason, error=error) for name in ending])
 
