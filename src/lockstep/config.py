@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Literal
 
 from lockstep.errors import ConfigError
@@ -128,6 +129,10 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "async_scheduling", "runtime_checks", "record_tokens", "use_tqdm_on_load"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if not isinstance(self.generation_config, str) or not self.generation_config:
+            raise ConfigError(f"generation_config must be auto, vllm or a folder, got {self.generation_config!r}")
+        if not isinstance(self.override_generation_config, (Mapping, NoneType)):
+            raise ConfigError(f"override_generation_config must be a mapping of names to numbers, got {self.override_generation_config!r:.100}")
         for name in ("heartbeat_timeout_s", "step_timeout_s", "startup_timeout_s", "restart_backoff_s"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < 1e7:

@@ -247,7 +247,7 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt) -> tuple[str | None, list[int]
         return prompt, tokenizer.encode(prompt)
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
-            return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            return prompt.get("prompt"), _encode(tokenizer, prompt["prompt_token_ids"])[1]
         if isinstance(prompt.get("prompt"), str):
             return prompt["prompt"], tokenizer.encode(prompt["prompt"])
         raise InvalidRequestError(f"a prompt mapping needs 'prompt' (text) or 'prompt_token_ids', got keys {sorted(prompt)}", param="prompt")

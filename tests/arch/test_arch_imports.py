@@ -24,7 +24,7 @@ TABLE: dict[str, Allowance] = {
     "vllm_settings": Allowance(("errors",)),
     "config": Allowance(("errors",)),
     "core": Allowance(("errors", "config"), ("numpy",)),
-    "sim": Allowance(("core", "errors", "config", "runtime"), ("numpy",)),
+    "sim": Allowance(("core", "ops.step", "sampling", "errors", "config", "runtime"), ("numpy",)),
     "ops": Allowance(("errors",), ("numpy",)),
     "backends": Allowance(("ops", "errors"), ("numpy",)),
     "models": Allowance(("ops", "errors"), ("numpy",)),

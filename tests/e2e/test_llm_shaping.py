@@ -128,8 +128,9 @@ def test_log_probabilities_are_of_the_model_and_not_of_what_was_shaped(llm: LLM)
     [
         ({"allowed_token_ids": [49152]}, "allowed_token_ids must be below the vocabulary's 49152"),
         ({"logit_bias": {60000: 1.0}}, "logit_bias must be below the vocabulary's"),
-        ({"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}, "leave no token once bad_words"),
-        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2}, "leave no token once min_tokens"),
+        ({"allowed_token_ids": [5], "bad_words_token_ids": [[5]]}, "no token is left of 1 once bad_words"),
+        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2}, "no token is left of 1 once min_tokens"),
+        ({"stop_token_ids": list(range(49152)), "min_tokens": 1}, "no token is left of 49152 once min_tokens"),
     ],
 )
 def test_what_cannot_be_is_refused(llm: LLM, params: dict[str, Any], words: str) -> None:

@@ -121,6 +121,12 @@ def test_bad_words_give_way_where_nothing_else_is_allowed() -> None:
     assert applied(Shaper(VOCABULARY).edits([row(shaping, [1], [1])]), 1) == [twin(Shaping(allowed_token_ids=(1, 2)), [1], [1])]
 
 
+def test_bad_words_give_way_where_they_and_the_stops_are_all_there_is() -> None:
+    words = tuple((1, token) for token in range(VOCABULARY) if token not in (5, 6))
+    shaping = Shaping(bad_words=words, min_tokens=9)
+    assert applied(Shaper(VOCABULARY).edits([row(shaping, [1], [1])]), 1) == [twin(Shaping(min_tokens=9), [1], [1])]
+
+
 def test_equal_masks_are_kept_once() -> None:
     shaping = SHAPINGS["allowed"]
     edits = Shaper(VOCABULARY).edits([row(shaping, [1], [], [2, 3], slot=0), row(PLAIN, [1], [], slot=1), row(shaping, [1], [], slot=2)])

@@ -48,12 +48,19 @@ def test_what_is_given_by_hand_goes_first(model: Path) -> None:
     assert defaults(model, override_generation_config=own, generation_config="vllm") == {"temperature": 0.1, "max_tokens": 5}
 
 
+def test_end_tokens_that_the_vocabulary_has_not_are_none(tmp_path: Path) -> None:
+    folder = recommend(write_tiny_llama(tmp_path / "tiny"), {"eos_token_id": [7, 999, -1, True, "x"]})
+    assert resolve_model(EngineConfig(model=str(folder))).eos_ids == (7, 256)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"override_generation_config": {"temprature": 1}}, r"has \['temprature'\], it can have"),
         ({"override_generation_config": {"temperature": -1}}, "override_generation_config: .* temperature must be a number from 0"),
-        ({"generation_config": "/no/such/folder"}, "No such file"),
+        ({"generation_config": "/no/such/folder"}, "generation_config: /no/such/folder"),
+        ({"generation_config": None}, "generation_config must be auto, vllm or a folder, got None"),
+        ({"override_generation_config": "x"}, "override_generation_config must be a mapping"),
     ],
 )
 def test_wrong_settings_are_refused(model: Path, settings: dict[str, Any], words: str) -> None:
@@ -65,7 +72,7 @@ def test_wrong_settings_are_refused(model: Path, settings: dict[str, Any], words
     ("what", "words"),
     [
         ({"top_p": 3}, "top_p must be a number from 0 to 1, got 3; serve with --generation-config vllm"),
-        ("[1]", "must be a JSON object"),
+        ("[1]", "is not a JSON object"),
         ("{", "is not JSON"),
     ],
 )

@@ -16,6 +16,12 @@ BIAS_LIMIT = 100.0
 BIASES_MAX = 1024
 BAD_WORDS_MAX = 1024
 PENALTY_LIMIT = 2.0
+PENALTY_LEAST = 0.01
+"""A repetition penalty much smaller makes infinite logits in float32."""
+
+SPELLINGS_MAX = 3 * BAD_WORDS_MAX
+"""Of all bad words: as it stands, without its spaces, behind one."""
+
 LOGPROBS_MAX = 20
 CHOICES_MAX = 128
 
@@ -33,7 +39,7 @@ class SamplingParams:
     stop: strings that end the answer; they are not part of the text unless include_stop_str_in_output.
     stop_token_ids: token ids that end the answer; ignore_eos: the model's own end tokens do not.
     min_tokens: of output before any of the above may end it: until then no end or stop token is chosen, and stop strings are not looked for.
-    repetition_penalty: above 0, at most 2; logits of tokens of prompt and output so far are divided by it where positive, else multiplied.
+    repetition_penalty: 0.01 to 2; logits of tokens of prompt and output so far are divided by it where positive, else multiplied.
     presence_penalty, frequency_penalty: -2 to 2; taken from the logits of tokens of the output so far, once, or once for each time it is there.
     logit_bias: token id -> added to its logit, -100 to 100. allowed_token_ids: only these are chosen; None allows all.
     bad_words: strings that the answer does not come to hold (as the tokenizer spells them, also behind a space); bad_words_token_ids: the same as
@@ -92,9 +98,7 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, (1 << 31) - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}", param="min_tokens")
-        _number("repetition_penalty", self.repetition_penalty, 0.0, PENALTY_LIMIT)
-        if self.repetition_penalty == 0.0:
-            raise InvalidRequestError("repetition_penalty must be above 0 and at most 2, got 0; 1 changes nothing", param="repetition_penalty")
+        _number("repetition_penalty", self.repetition_penalty, PENALTY_LEAST, PENALTY_LIMIT)
         _number("presence_penalty", self.presence_penalty, -PENALTY_LIMIT, PENALTY_LIMIT)
         _number("frequency_penalty", self.frequency_penalty, -PENALTY_LIMIT, PENALTY_LIMIT)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
@@ -103,9 +107,11 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise InvalidRequestError("allowed_token_ids must not be empty; leave it out to allow all", param="allowed_token_ids")
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        if len(self.bad_words) > BAD_WORDS_MAX:
+            raise InvalidRequestError(f"bad_words must be at most {BAD_WORDS_MAX} strings, got {len(self.bad_words)}", param="bad_words")
         words = self.bad_words_token_ids
-        if not isinstance(words, Sequence) or len(words) > BAD_WORDS_MAX or not all(words):
-            raise InvalidRequestError(f"bad_words_token_ids must be at most {BAD_WORDS_MAX} lists of token ids", param="bad_words")
+        if not isinstance(words, Sequence) or len(words) > SPELLINGS_MAX or not all(words):
+            raise InvalidRequestError(f"bad_words_token_ids must be at most {SPELLINGS_MAX} lists of token ids", param="bad_words")
         object.__setattr__(self, "bad_words_token_ids", tuple(_token_ids("bad_words_token_ids", word) for word in words))
 
 

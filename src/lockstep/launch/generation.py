@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,8 +9,9 @@ from typing import Any
 
 from lockstep.config import EngineConfig
 from lockstep.core.params import SamplingParams
-from lockstep.errors import ConfigError, InvalidRequestError
+from lockstep.errors import CheckpointError, ConfigError, InvalidRequestError
 from lockstep.launch.model import ResolvedModel
+from lockstep.weights.folder import read_json_object
 
 Defaults = Mapping[str, Any]
 """Names of `SamplingParams` to what a request has that does not say."""
@@ -51,11 +51,6 @@ def _check(source: str, named: Mapping[str, Any], remedy: str) -> None:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"generation_config {path}: {error.strerror}; name a folder that holds generation_config.json, auto, or vllm") from None
-    except ValueError as error:
-        raise ConfigError(f"generation_config {path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"generation_config {path} must be a JSON object, got {type(value).__name__}")
-    return value
+        return read_json_object(path)
+    except CheckpointError as error:
+        raise ConfigError(f"generation_config: {error}; name a folder that holds generation_config.json, auto, or vllm") from None

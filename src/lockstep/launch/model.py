@@ -52,8 +52,9 @@ def resolve_model(config: EngineConfig, checkpoint: Checkpoint | None = None) ->
 def _end_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[int, ...]:
     """The model's end tokens: generation_config's if it names any, with the config's own."""
     named = checkpoint.generation_config.get("eos_token_id")
-    listed = [named] if isinstance(named, int) else [i for i in named if isinstance(i, int)] if isinstance(named, list) else []
-    return tuple(dict.fromkeys([*listed, *spec.eos_token_ids]))
+    listed = named if isinstance(named, list) else [named]
+    ends = [i for i in listed if type(i) is int and 0 <= i < spec.vocab_size]  # another is never drawn
+    return tuple(dict.fromkeys([*ends, *spec.eos_token_ids]))
 
 
 def load_tokenizer(config: EngineConfig, model: ResolvedModel) -> Tokenizer:

@@ -94,7 +94,7 @@ class RequestFactory:
             logprob_count=-1 if params.logprobs is None else params.logprobs,
             priority=priority,
             sibling_of=f"{request_id}#0" if choice else None,
-            side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=_shaping(params, stop_ids)),
+            side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=_shaping(params, stop_ids, self.limits.vocab_size)),
         )
 
     def _check_ids(self, params: SamplingParams) -> None:
@@ -128,7 +128,7 @@ class RequestFactory:
         return wide.astype(np.int32)
 
 
-def _shaping(params: SamplingParams, stop_ids: Collection[int]) -> Shaping:
+def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int) -> Shaping:
     """Raises InvalidRequestError where it would leave nothing to choose from."""
     shaping = Shaping(
         repetition_penalty=float(params.repetition_penalty),
@@ -140,9 +140,11 @@ def _shaping(params: SamplingParams, stop_ids: Collection[int]) -> Shaping:
         bad_words=tuple(dict.fromkeys(params.bad_words_token_ids)),
     )
     never = {word[0] for word in shaping.bad_words if len(word) == 1}
+    allowed = shaping.allowed_token_ids or range(vocab_size)
     for name, taken in (("bad_words", never), ("min_tokens", never.union(stop_ids if shaping.min_tokens else ()))):
-        if shaping.allowed_token_ids and taken.issuperset(shaping.allowed_token_ids):
-            raise InvalidRequestError(f"allowed_token_ids leave no token once {name} has taken its own away; allow others", param="allowed_token_ids")
+        if len(taken) >= len(allowed) and taken.issuperset(allowed):
+            which = "allowed_token_ids" if shaping.allowed_token_ids else name
+            raise InvalidRequestError(f"no token is left of {len(allowed)} once {name} has taken its own away; ask for less", param=which)
     return shaping
 
 

@@ -90,7 +90,8 @@ class Shaper:
             if shaping.logit_bias:
                 ids, biases = zip(*shaping.logit_bias, strict=True)
                 found.add(np.array(ids, np.int32), bias=np.array(biases, np.float32))
-            never = _never(shaping, [*output, *row.drafts[:j]], row.stop_ids if output_count < shaping.min_tokens else ())
+            stops = row.stop_ids if output_count < shaping.min_tokens else ()
+            never = _never(shaping, [*output, *row.drafts[:j]], stops, self._vocab_size)
             if never:
                 found.add(np.array(never, np.int32), bias=NEVER)
             if counts is not None:
@@ -134,12 +135,13 @@ def _longest(shaping: Shaping) -> int:
     return max([1, *(len(word) - 1 for word in shaping.bad_words)])
 
 
-def _never(shaping: Shaping, behind: Sequence[int], stops: Sequence[int]) -> list[int]:
+def _never(shaping: Shaping, behind: Sequence[int], stops: Sequence[int], vocab_size: int) -> list[int]:
     """Ids that must not come next. behind: the end of the output. Bad words give way where nothing else would be allowed: then the answer goes on
     with one rather than end in an error."""
     bad = [word[-1] for word in shaping.bad_words if len(word) == 1 or tuple(behind[1 - len(word) :]) == word[:-1]]
     taken = dict.fromkeys([*stops, *bad])
-    if bad and shaping.allowed_token_ids and taken.keys() >= set(shaping.allowed_token_ids):
+    allowed = shaping.allowed_token_ids or range(vocab_size)
+    if bad and len(taken) >= len(allowed) and taken.keys() >= set(allowed):
         taken = dict.fromkeys(stops)
     return list(taken)
 

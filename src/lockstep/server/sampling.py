@@ -95,7 +95,7 @@ def sampling_params(
         for token_id in ids or ():
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(f"{name} must be ids from 0 to {vocab_size - 1}, got {token_id}", param=name)
-    return SamplingParams(
+    params = SamplingParams(
         n=_given(request.n, 1),
         temperature=_given(request.temperature, defaults.get("temperature", 1.0)),
         top_p=_given(request.top_p, defaults.get("top_p", 1.0)),
@@ -113,11 +113,11 @@ def sampling_params(
         logit_bias=_biases(request.logit_bias, vocab_size),
         allowed_token_ids=request.allowed_token_ids,
         bad_words=bad_words,
-        bad_words_token_ids=bad_word_ids(tokenizer, bad_words),
         logprobs=logprobs,
         include_stop_str_in_output=_given(request.include_stop_str_in_output, False),
         skip_special_tokens=_given(request.skip_special_tokens, True),
     )
+    return replace(params, bad_words_token_ids=bad_word_ids(tokenizer, bad_words)) if bad_words else params
 
 
 def _biases(biases: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.records import Side, Transfer
 from lockstep.core.request import EngineRequest
+from lockstep.core.shaping import Shaping
 from lockstep.sim.engine import SimEngine
 from lockstep.sim.scenario import Ask
 from lockstep.sim.timeline import Timeline, chance
@@ -32,7 +33,7 @@ def request_of(ask: Ask) -> EngineRequest:
         priority=ask.priority,
         sibling_of=ask.sibling_of or None,
         needs_prompt_logprobs=ask.needs_prompt_logprobs,
-        side=Side(stop_ids=ask.stop_ids, cache_salt=ask.cache_salt.encode()),
+        side=Side(stop_ids=ask.stop_ids, shaping=Shaping(frequency_penalty=ask.frequency_penalty), cache_salt=ask.cache_salt.encode()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from lockstep.runtime.stage import DRIVER
 from lockstep.sim.faults import BUSY, FLIPS, KINDS
@@ -77,7 +78,7 @@ def _ask(rng: random.Random, number: int, shared: list[int], span_s: float, *, p
         prompt = (shared[: rng.randrange(1, 30)] + prompt[: rng.randrange(1, 8)])[:38]
     at = rng.random() * span_s
     greedy = rng.random() < 0.4
-    return Ask(
+    ask = Ask(
         name=f"r{number}",
         prompt=tuple(prompt),
         tokens_max=min(rng.choice([1, 2, 4, 8, 12, 16]), LENGTH_MAX - len(prompt)),
@@ -95,6 +96,7 @@ def _ask(rng: random.Random, number: int, shared: list[int], span_s: float, *, p
         drafter=rng.choice(DRAFTERS),
         abort=None if plain or rng.random() < 0.6 else _abort(rng, at),
     )
+    return replace(ask, frequency_penalty=0.5) if ask.seed % 3 == 0 else ask
 
 
 def _sibling(rng: random.Random, first: Ask, index: int) -> Ask:
@@ -108,6 +110,7 @@ def _sibling(rng: random.Random, first: Ask, index: int) -> Ask:
         top_k=first.top_k,
         top_p=first.top_p,
         min_p=first.min_p,
+        frequency_penalty=first.frequency_penalty,
         stop_ids=first.stop_ids,
         priority=first.priority,
         cache_salt=first.cache_salt,

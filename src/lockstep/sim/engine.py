@@ -170,6 +170,7 @@ class SimEngine:
             block_size=shape.block_size,
             vocabulary=VOCABULARY,
             draft=draft if shape.drafts_max else None,
+            shaper=self._parts.make_shaper(VOCABULARY),
         )
         return _SeenExecutor(inner, lambda layout: self._watcher.before_work(self.number, stage, layout))
 

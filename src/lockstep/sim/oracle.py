@@ -1,13 +1,14 @@
 """A model made of hashes, in which wrong state is visible: any stale block, wrong position, lost or foreign token changes every later token.
 
 Each layer's KV at a position holds a hash of the prefix that it was computed from. Attention reads positions 0..p back through the block table and
-sums their hashes; the next token is a hash of the last layer's sum and of every sampling column. `closed_form` gives the same tokens from the
-token list alone: no blocks, no chunks, no batch, no stages.
+sums their hashes; the next token is a hash of the last layer's sum, of every sampling column and of the logit edits that the real shaper makes.
+`closed_form` gives the same tokens from the token list alone: no blocks, no chunks, no batch, no stages, no counts that are kept.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,13 @@ from lockstep.core.digest import mix64, mix64_array
 from lockstep.core.layout import BatchLayout
 from lockstep.core.request import EngineRequest
 from lockstep.core.types import F32, I32, U64
+from lockstep.ops.step import LogitEdits
+from lockstep.runtime.executor import shaped_rows
 from lockstep.runtime.stage import Sampled
+from lockstep.sampling.shaper import Shaper
 
 _PHI = np.uint64(0x9E3779B97F4A7C15)
+_WORD = (1 << 64) - 1
 
 
 def _embed(tokens: I32, positions: I32) -> U64:
@@ -42,8 +47,9 @@ class _Filters:
     top_p: float
     min_p: float
 
-    def draw(self, hidden: int, position: int, vocabulary: int) -> int:
-        """The next token: greedy rows look at the hidden value alone, others at their seed and filters too."""
+    def draw(self, hidden: int, position: int, vocabulary: int, edits: int) -> int:
+        """The next token: greedy rows look at the hidden value and the edits of their logits alone, others at their seed and filters too."""
+        hidden ^= edits
         if self.temperature == 0.0:
             return mix64(hidden) % vocabulary
         fractions = np.array([self.temperature, self.top_p, self.min_p], np.float32).view(np.uint32).tolist()
@@ -59,10 +65,19 @@ Draft = Callable[[int, int], Sequence[int]]
 
 class OracleExecutor:
     """Layers `layers` of a model of hashes, on a pool of block_count blocks. Activations are uint64 words, sent as pairs of float32 bit patterns.
-    draft: proposes on the last stage; None proposes nothing. It serves and takes KV too (`runtime.handover.KVAccess`)."""
+    draft: proposes on the last stage; None proposes nothing. shaper: of the last stage. It serves and takes KV too (`runtime.handover.KVAccess`)."""
 
     def __init__(
-        self, *, layers: range, first: bool, last: bool, block_count: int, block_size: int, vocabulary: int, draft: Draft | None = None
+        self,
+        *,
+        layers: range,
+        first: bool,
+        last: bool,
+        block_count: int,
+        block_size: int,
+        vocabulary: int,
+        draft: Draft | None = None,
+        shaper: Shaper | None = None,
     ) -> None:
         self._layers = layers
         self._first = first
@@ -70,6 +85,7 @@ class OracleExecutor:
         self._block_size = block_size
         self._vocabulary = vocabulary
         self._draft = draft
+        self._shaper = shaper or Shaper(vocabulary)
         self.kv = np.zeros((len(layers), block_count, block_size), np.uint64)
 
     def execute(self, layout: BatchLayout, tensors: Mapping[str, F32]) -> Mapping[str, F32] | Sampled:
@@ -91,10 +107,11 @@ class OracleExecutor:
     def _sample(self, layout: BatchLayout, hidden: U64) -> Sampled:
         s = layout.sampling
         picked = hidden[s.index].tolist()
+        edits = _words(self._shaper.edits(shaped_rows(layout)), len(picked))
         drawn = [
             _Filters(
                 seed=int(s.seed[i]), temperature=float(s.temperature[i]), top_k=int(s.top_k[i]), top_p=float(s.top_p[i]), min_p=float(s.min_p[i])
-            ).draw(picked[i], int(s.position[i]), self._vocabulary)
+            ).draw(picked[i], int(s.position[i]), self._vocabulary, edits[i])
             for i in range(len(picked))
         ]
         drafts = () if self._draft is None else self._propose(layout, drawn, self._draft)
@@ -126,6 +143,26 @@ class OracleExecutor:
         own = slice(layers.start - self._layers.start, layers.stop - self._layers.start)
         position = np.arange(count)
         self.kv[own, blocks[0][position // self._block_size], position % self._block_size] = values["keys"]
+
+
+def _words(edits: LogitEdits | None, count: int) -> list[int]:
+    """A hash of each sampled position's entries, 0 without any."""
+    if edits is None:
+        return [0] * count
+    hashes = [_entry(int(token), subtract) for token, subtract in zip(edits.ids, edits.subtracts, strict=True)]
+    return [sum(hashes[a:b]) & _WORD for a, b in itertools.pairwise(edits.starts.tolist())]
+
+
+def _entry(token: int, subtract: np.float32) -> int:
+    return mix64((token << 32) + int(np.float32(subtract).view(np.uint32)))
+
+
+def _counted_anew(tokens: Sequence[int], prompt_length: int, penalty: float) -> int:
+    """The same hash for a frequency penalty, from the whole prefix."""
+    if not penalty:
+        return 0
+    outputs = Counter(tokens[prompt_length:])
+    return sum(_entry(token, np.float32(penalty) * np.float32(outputs[token])) for token in set(tokens)) & _WORD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +210,8 @@ def closed_form(request: EngineRequest, *, layer_count: int, vocabulary: int) ->
                 word = mix64(word + sums[layer])
             hidden = word
             position += 1
-        token = filters.draw(hidden, position, vocabulary)
+        edits = _counted_anew(tokens, len(request.prompt), request.side.shaping.frequency_penalty)
+        token = filters.draw(hidden, position, vocabulary, edits)
         tokens.append(token)
         if token in request.side.stop_ids or len(tokens) == request.length_cap:
             return tokens[len(request.prompt) :]

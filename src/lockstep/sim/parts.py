@@ -12,6 +12,7 @@ from lockstep.core.scheduler import Scheduler
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.stage import Stage
 from lockstep.runtime.transport.numbers import LinkNumbers
+from lockstep.sampling.shaper import Shaper
 from lockstep.sim.rig import MakeStage, MakeTable, plain_table
 from lockstep.sim.wires import End, NumberedEnd
 
@@ -50,3 +51,4 @@ class Parts:
     make_provenance: MakeProvenance = plain_provenance
     make_numbers: MakeNumbers = LinkNumbers
     make_end: MakeNumberedEnd = NumberedEnd
+    make_shaper: Callable[[int], Shaper] = Shaper

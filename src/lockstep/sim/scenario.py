@@ -61,6 +61,7 @@ class Ask:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    frequency_penalty: float = 0.0
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str = ""

@@ -78,6 +78,7 @@ def _engine_words(engine: EngineShape) -> str:
 def _ask_words(ask: Ask) -> str:
     parts = [f"{ask.name} at {ask.at:.4f}: {len(ask.prompt)} tokens and up to {ask.tokens_max}, seed {ask.seed}, drafter {ask.drafter}"]
     parts += [f"temperature {ask.temperature:g} top_k {ask.top_k} top_p {ask.top_p:g} min_p {ask.min_p:g}"] if ask.temperature else []
+    parts += [f"frequency_penalty {ask.frequency_penalty:g}"] if ask.frequency_penalty else []
     parts += [f"{len(ask.stop_ids)} stop ids"] if ask.stop_ids else []
     parts += [f"priority {ask.priority}"] if ask.priority else []
     parts += [f"salt {ask.cache_salt}"] if ask.cache_salt else []

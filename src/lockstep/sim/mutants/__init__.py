@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.sim.mutants import booking, deciding, four, handing, linking, lives, replicas, sampling
+from lockstep.sim.mutants import booking, deciding, four, handing, linking, lives, replicas, sampling, shaping
 from lockstep.sim.mutants.mutant import ALL, ONE, Mutant, Witness
 
 MUTANTS: Sequence[Mutant] = tuple(
-    mutant for module in (four, deciding, lives, booking, replicas, sampling, handing, linking) for mutant in module.MUTANTS
+    mutant for module in (four, deciding, lives, booking, replicas, sampling, shaping, handing, linking) for mutant in module.MUTANTS
 )
 
 NO_CODE_YET: Mapping[str, str] = {
-    "rule 8, old output tokens": "nothing samples by the output's history yet, so the layout does not carry it",
-    "rule 14": "no state is derived from tokens yet: no penalties, no grammar, no drafter with KV of its own",
     "rule 18": "prompt log probabilities are not computed yet",
     "rule 25": "stop strings are found by clients, who are no part of what is simulated; to the log they are aborts",
     "rule 28": "no values stay on a GPU: every result comes to the driver before its tokens are used",

@@ -341,7 +341,6 @@ def _narrow(stage: type[NarrowStage]) -> Mapping[str, MakeParts]:
     return {ONE: lambda witness: Parts(make_stage=watched(stage, witness), make_driver=NarrowDriver)}
 
 
-_NOTHING_READS = "nothing reads the prompt's length yet; penalties will, and the digest covers it"
 _REWRITTEN = "a position is read only below `computed`, and every position below it was written, and tagged, after whatever its block held before"
 _BETWEEN_STEPS = "a stage that fails in a step loses its tags, and nobody reads them between their setting and the write"
 
@@ -355,7 +354,6 @@ MUTANTS: Sequence[Mutant] = (
         "prompt-length-undigested",
         "the digest leaves out prompt lengths; the last stage's are wrong",
         _narrow(PromptLengthUnseen),
-        equivalent=_NOTHING_READS,
     ),
     _mutant("rule 12", "one-tag-a-block", "a block has one chain value", of_provenance(OneTagABlock), _DRAFTS),
     _mutant("rule 12", "voids-nothing", "a write leaves the tags behind it", of_provenance(VoidsNothing), _DRAFTS, _REWRITTEN),
