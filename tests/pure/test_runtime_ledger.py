@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from core_loop import Admission, Answer, Row, make_plan, make_request, make_resu
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.records import Side, StepPlan
 from lockstep.core.schema import FINISH_LENGTH, FINISH_STOP
+from lockstep.core.shaping import Shaping
 from lockstep.errors import LedgerError
 from lockstep.runtime.ledger import DeliveryLedger
 
@@ -98,6 +100,30 @@ def test_answer_to_a_request_that_was_aborted_or_preempted_is_nobody_s() -> None
     preempted.note_plan(make_plan(1, 0, releases=[(0, 5)]), [])
     for ledger in (aborted, preempted):
         assert ledger.note_result(make_result(0, [Answer(0, 5, [4])])) == {}
+
+
+@pytest.mark.parametrize(
+    ("shaping", "tokens", "words"),
+    [
+        (Shaping(allowed_token_ids=(4, 5)), [4, 6], "not among the 2 that are allowed"),
+        (Shaping(min_tokens=3), [4, STOP], "a stop came before 3 tokens"),
+    ],
+)
+def test_token_that_shaping_forbids_is_named_though_all_replicas_agree(shaping: Shaping, tokens: list[int], words: str) -> None:
+    side = dataclasses.replace(SIDE, shaping=shaping)
+    ledger = DeliveryLedger()
+    ledger.open(make_request("a", [1, 2, 3], 5, side=side, **ASKED))
+    ledger.note_plan(plan(0, 3, admits=[admission(side_hash=side.hash64())]), ["a"])
+    with pytest.raises(LedgerError, match=words):
+        ledger.note_result(make_result(0, [Answer(0, 5, tokens, FINISH_STOP if STOP in tokens else 0)]))
+
+
+def test_stop_is_right_from_min_tokens_on() -> None:
+    side = dataclasses.replace(SIDE, shaping=Shaping(min_tokens=2))
+    ledger = DeliveryLedger()
+    ledger.open(make_request("a", [1, 2, 3], 5, side=side, **ASKED))
+    ledger.note_plan(plan(0, 3, admits=[admission(side_hash=side.hash64())]), ["a"])
+    assert ledger.note_result(make_result(0, [Answer(0, 5, [4, 5, STOP], FINISH_STOP)]))["a"].finish is FinishReason.STOP
 
 
 def test_wrong_row_books_nothing_of_its_result() -> None:

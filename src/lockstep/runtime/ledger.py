@@ -22,12 +22,14 @@ _REASONS = {FINISH_NONE: None, FINISH_STOP: FinishReason.STOP, FINISH_LENGTH: Fi
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """tokens: prompt, then everything that was delivered. generation: of its present admission, -1 for none."""
+    """tokens: prompt, then everything that was delivered. stops: ids that end it. allowed: the only ids that may come, empty for all. generation: of
+    its present admission, -1 for none."""
 
     request: EngineRequest
     tokens: list[int]
     prompt_length: int
     stops: frozenset[int]
+    allowed: frozenset[int]
     generation: int = -1
 
     @property
@@ -65,7 +67,11 @@ class DeliveryLedger:
     def open(self, request: EngineRequest) -> None:
         tokens = [*request.prompt.tolist(), *request.given.tolist()]
         self._accounts[request.request_id] = _Account(
-            request=request, tokens=tokens, prompt_length=len(request.prompt), stops=frozenset(request.side.stop_ids)
+            request=request,
+            tokens=tokens,
+            prompt_length=len(request.prompt),
+            stops=frozenset(request.side.stop_ids),
+            allowed=frozenset(request.side.shaping.allowed_token_ids),
         )
 
     def close(self, request_id: str) -> None:
@@ -171,6 +177,11 @@ class DeliveryLedger:
         account = self._account_of(held)
         if account is None:
             return
+        if account.allowed and not account.allowed.issuperset(tokens):
+            self._fail(step, slot, held.generation, f"tokens came that are not among the {len(account.allowed)} that are allowed")
+        early = tokens[: max(0, account.request.side.shaping.min_tokens - account.delivered)]
+        if not account.stops.isdisjoint(early):
+            self._fail(step, slot, held.generation, f"a stop came before {account.request.side.shaping.min_tokens} tokens")
         stop = next((i for i, token in enumerate(tokens) if token in account.stops), None)
         full = len(account.tokens) + len(tokens) - account.request.length_cap
         expected = FINISH_STOP if stop == len(tokens) - 1 else FINISH_LENGTH if full == 0 else FINISH_NONE
