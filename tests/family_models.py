@@ -6,6 +6,7 @@ Windows of 8 and 16 positions, soft caps and scales small enough to tell, contex
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,9 @@ class FamilyModel:
 
     @property
     def config(self) -> dict[str, Any]:
-        """In config.json's names, with the keys that this class has."""
-        config = tiny_config(architectures=[self.model_class], model_type=self.model_type, **self.changes)
+        """In config.json's names, with the keys that this class has. Its own at every call: transformers writes into the nested mappings of a config
+        it is given, and two families here share one."""
+        config = tiny_config(architectures=[self.model_class], model_type=self.model_type, **deepcopy(self.changes))
         return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
 
     @property
