@@ -29,18 +29,19 @@ using Table = Array<const int32_t, 2>;
 // (buffer, array): the array stands in for the buffer.
 using BoundArray = std::tuple<int64_t, Array<const float, 2>>;
 using Columns = std::tuple<Array<const int32_t, 1>, Array<const uint64_t, 1>, Array<const int32_t, 1>, Array<const float, 1>, Array<const int32_t, 1>,
-                           Array<const float, 1>, Array<const float, 1>, Array<const int32_t, 1>>;
+                           Array<const float, 1>, Array<const float, 1>, Array<const int32_t, 1>, Array<const int32_t, 1>>;
 // mask_rows, masks, starts, ids, biases, penalties, subtracts.
 using Edits = std::tuple<Array<const int32_t, 1>, Array<const uint32_t, 2>, Array<const int32_t, 1>, Array<const int32_t, 1>, Array<const float, 1>,
                          Array<const float, 1>, Array<const float, 1>>;
-using Samples = std::tuple<Array<int32_t, 1>, Array<float, 1>, Array<int32_t, 2>, Array<float, 2>>;
+// tokens, logprobs, ranks, top_ids, top_logprobs.
+using Samples = std::tuple<Array<int32_t, 1>, Array<float, 1>, Array<int32_t, 1>, Array<int32_t, 2>, Array<float, 2>>;
 
 void expect_size(const char* name, size_t wanted, size_t got) {
   if (wanted != got) fail(name, " must have ", wanted, " entries, got ", got);
 }
 
 SamplingColumns sampling_of(const Columns& columns) {
-  const auto& [index, seeds, positions, temperatures, top_ks, top_ps, min_ps, logprob_counts] = columns;
+  const auto& [index, seeds, positions, temperatures, top_ks, top_ps, min_ps, logprob_counts, targets] = columns;
   const size_t count = index.shape(0);
   expect_size("seeds", count, seeds.shape(0));
   expect_size("sampling positions", count, positions.shape(0));
@@ -49,8 +50,9 @@ SamplingColumns sampling_of(const Columns& columns) {
   expect_size("top_ps", count, top_ps.shape(0));
   expect_size("min_ps", count, min_ps.shape(0));
   expect_size("logprob_counts", count, logprob_counts.shape(0));
+  expect_size("targets", count, targets.shape(0));
   return {static_cast<int64_t>(count), index.data(), seeds.data(), positions.data(), temperatures.data(), top_ks.data(), top_ps.data(), min_ps.data(),
-          logprob_counts.data()};
+          logprob_counts.data(), targets.data()};
 }
 
 LogitEdits edits_of(const Edits& edits, size_t count) {
@@ -97,14 +99,15 @@ void run(Executable& executable, const Array<const int32_t, 1>& token_ids, const
     }
     bindings.push_back({buffer, const_cast<float*>(array.data())});
   }
-  const auto& [tokens, logprobs, top_ids, top_logprobs] = samples;
+  const auto& [tokens, logprobs, ranks, top_ids, top_logprobs] = samples;
   const auto count = static_cast<size_t>(step.sampling.count);
   expect_size("tokens", count, tokens.shape(0));
   expect_size("logprobs", count, logprobs.shape(0));
+  expect_size("ranks", count, ranks.shape(0));
   expect_size("top_ids", count, top_ids.shape(0));
   expect_size("top_logprobs", count, top_logprobs.shape(0));
   expect_size("top_logprobs (columns)", top_ids.shape(1), top_logprobs.shape(1));
-  const SampleColumns out{tokens.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), static_cast<int64_t>(top_ids.shape(1))};
+  const SampleColumns out{tokens.data(), logprobs.data(), ranks.data(), top_ids.data(), top_logprobs.data(), static_cast<int64_t>(top_ids.shape(1))};
   const nb::gil_scoped_release released;
   executable.run(step, bindings, out);
 }

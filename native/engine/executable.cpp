@@ -165,7 +165,7 @@ KVView Executable::kv_view(int64_t layer) const {
 void Executable::run(const Step& step, const std::vector<Binding>& bindings, const SampleColumns& samples) {
   team_.wake();
   check_step(step, limits_, vocabulary_, samples.top_count);
-  check_edits(step, sampled_width_);
+  check_choices(step, sampled_width_);
   for (size_t i = 0; i < memory_.size(); ++i) data_[i] = memory_[i].floats();
   for (const Binding& binding : bindings) data_[static_cast<size_t>(binding.buffer)] = binding.data;
   if (step.tokens == 0) return;

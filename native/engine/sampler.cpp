@@ -55,7 +55,9 @@ Sampler::Sampler(const KernelTable* kernels, int64_t vocabulary)
 void Sampler::sample(const float* logits, const SamplingColumns& columns, const LogitEdits& edits, int64_t s, const SampleColumns& out) {
   const LogitScan raw = scan(logits, columns, s);
   int64_t token;
-  if (edits.touch(s)) {
+  if (columns.targets[s] >= 0) {
+    token = columns.targets[s];
+  } else if (edits.touch(s)) {
     const float* changed = edited(logits, edits, s);
     token = choose(changed, columns, s, scan(changed, columns, s));
   } else {
@@ -179,6 +181,9 @@ void Sampler::report(const float* logits, const SamplingColumns& columns, int64_
   const double log_total = static_cast<double>(scan.largest) + std::log(total);
   const auto logprob = [&](int64_t id) { return static_cast<float>(static_cast<double>(logits[id]) - log_total); };
   out.logprobs[s] = logprob(token);
+  int64_t better = 0;
+  for (int64_t id = 0; id < vocabulary_; ++id) better += logits[id] > logits[token];
+  out.ranks[s] = static_cast<int32_t>(better + 1);
   const int64_t count = std::min<int64_t>(columns.logprob_counts[s], vocabulary_);
   if (count == 0) return;
   collect(logits, 1.0f, 0.0f, count);

@@ -47,8 +47,6 @@ void check_blocks(const Step& step, const Limits& limits) {
   }
 }
 
-}  // namespace
-
 void check_edits(const Step& step, int64_t vocabulary) {
   const LogitEdits& edits = step.edits;
   if (edits.starts == nullptr) return;
@@ -69,6 +67,16 @@ void check_edits(const Step& step, int64_t vocabulary) {
     if (edits.ids[i] < 0 || edits.ids[i] >= vocabulary) fail("logit edit ", i, " is of id ", edits.ids[i], ", expected 0 to ", vocabulary - 1);
     if (!(edits.penalties[i] > 0.0f)) fail("logit edit ", i, " has penalty ", edits.penalties[i], ", expected above 0");
   }
+}
+
+}  // namespace
+
+void check_choices(const Step& step, int64_t vocabulary) {
+  for (int64_t s = 0; s < step.sampling.count; ++s) {
+    const int32_t target = step.sampling.targets[s];
+    if (target < -1 || target >= vocabulary) fail("sample ", s, " has target ", target, ", expected -1 to ", vocabulary - 1);
+  }
+  check_edits(step, vocabulary);
 }
 
 void check_step(const Step& step, const Limits& limits, int64_t vocabulary, int64_t top_count) {

@@ -24,6 +24,7 @@ struct SamplingColumns {
   const float* top_ps = nullptr;
   const float* min_ps = nullptr;
   const int32_t* logprob_counts = nullptr;
+  const int32_t* targets = nullptr;  // -1: a token is chosen; else it is this one, and only its log probability is wanted
 };
 
 // Changes of logits before a token is chosen (`lockstep.ops.step.LogitEdits`). Without any, starts is null.
@@ -47,10 +48,11 @@ struct BlockTable {
   int64_t width = 0;
 };
 
-// Written by the sampler. top_ids and top_logprobs: [S, top_count], filled with -1 and NaN by the caller.
+// Written by the sampler. ranks, top_ids and top_logprobs: [S], [S, top_count], filled with -1, -1 and NaN by the caller.
 struct SampleColumns {
   int32_t* tokens = nullptr;
   float* logprobs = nullptr;
+  int32_t* ranks = nullptr;
   int32_t* top_ids = nullptr;
   float* top_logprobs = nullptr;
   int64_t top_count = 0;
@@ -72,7 +74,7 @@ struct Step {
 // many top ids a sample the outputs have room for.
 void check_step(const Step& step, const Limits& limits, int64_t vocabulary, int64_t top_count);
 
-// Throws EngineError unless masks are as wide as `vocabulary` logits need, and every mask row and id is there. vocabulary: of the logits.
-void check_edits(const Step& step, int64_t vocabulary);
+// Throws EngineError unless masks are as wide as `vocabulary` logits need, and every mask row, id and target is there. vocabulary: of the logits.
+void check_choices(const Step& step, int64_t vocabulary);
 
 }  // namespace lockstep

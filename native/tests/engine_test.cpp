@@ -98,7 +98,7 @@ std::vector<OpCall> small_model(WeightArena& arena, DType dtype, bool rich) {
 }
 
 struct Outputs {
-  std::vector<int32_t> tokens = std::vector<int32_t>(2), top_ids = std::vector<int32_t>(6);
+  std::vector<int32_t> tokens = std::vector<int32_t>(2), ranks = std::vector<int32_t>(2), top_ids = std::vector<int32_t>(6);
   std::vector<float> logprobs = std::vector<float>(2), top_logprobs = std::vector<float>(6);
 };
 
@@ -116,7 +116,7 @@ Outputs run(Executable& executable, const Run& r) {
   }
   const std::vector<uint64_t> seeds(2, 7);
   const std::vector<float> temperatures = {0.8f, 1.5f}, top_ps = {1.0f, 0.9f}, min_ps = {0.01f, 0.0f};
-  const std::vector<int32_t> top_ks = {0, 50}, logprob_counts = {3, 0};
+  const std::vector<int32_t> top_ks = {0, 50}, logprob_counts = {3, 0}, targets(2, -1);
   Outputs out;
   Step step;
   step.tokens = static_cast<int64_t>(r.token_ids.size());
@@ -126,8 +126,8 @@ Outputs run(Executable& executable, const Run& r) {
   step.row_starts = r.row_starts.data();
   step.block_tables = {{r.table.data(), r.table_width}};
   step.sampling = {rows,          index.data(),  seeds.data(),  sampled_positions.data(), temperatures.data(),
-                   top_ks.data(), top_ps.data(), min_ps.data(), logprob_counts.data()};
-  executable.run(step, {}, {out.tokens.data(), out.logprobs.data(), out.top_ids.data(), out.top_logprobs.data(), 3});
+                   top_ks.data(), top_ps.data(), min_ps.data(), logprob_counts.data(), targets.data()};
+  executable.run(step, {}, {out.tokens.data(), out.logprobs.data(), out.ranks.data(), out.top_ids.data(), out.top_logprobs.data(), 3});
   return out;
 }
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from lockstep.config import EngineConfig
-from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
+from lockstep.core.outputs import FinishReason, LogprobSequence, TokenEvent, TokenLogprobs
 from lockstep.core.params import SamplingParams
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InvalidRequestError, UnsupportedError
@@ -38,10 +38,10 @@ PROMPT_TAIL_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """logprob: natural log. rank: place among the reported alternatives, from 1; None for a sampled token that is not among them."""
+    """logprob: natural log. rank: place in the whole vocabulary, from 1."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 
@@ -61,7 +61,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """prompt: None where token ids were given. num_cached_tokens: prompt tokens whose KV was in the prefix cache."""
+    """prompt: None where token ids were given. num_cached_tokens: prompt tokens whose KV was in the prefix cache. prompt_logprobs: per token of the
+    prompt as `CompletionOutput.logprobs` has them, None for the first; None as a whole if not asked for."""
 
     request_id: str
     prompt: str | None
@@ -69,6 +70,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class LLM:
@@ -281,6 +283,8 @@ class Answer:
         out, stream = self.output.outputs[choice], self._streams[choice]
         if out.finish_reason is not None:
             return False
+        if event.prompt_logprobs is not None:
+            self._add_prompt_logprobs(event.prompt_logprobs)
         self.output.num_cached_tokens = max(self.output.num_cached_tokens, event.cached_tokens)
         # The token that ends an answer counts, but is not text unless the caller wants to see what stopped it.
         silent = event.stop_token is not None and not self._params.include_stop_str_in_output
@@ -311,12 +315,20 @@ class Answer:
         out.cumulative_logprob = 0.0 if out.cumulative_logprob is None else out.cumulative_logprob
         for token, entry in zip(tokens, entries, strict=True):
             out.cumulative_logprob += entry.token_logprob
-            found = {
-                i: Logprob(p, rank, self._tokenizer.token_text(i))
-                for rank, (i, p) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
-            }
-            found.setdefault(token, Logprob(entry.token_logprob, None, self._tokenizer.token_text(token)))
-            out.logprobs.append(found)
+            out.logprobs.append(_logprobs(self._tokenizer, token, entry))
+
+    def _add_prompt_logprobs(self, columns: LogprobSequence) -> None:
+        most = self._params.prompt_logprobs or 0
+        told = [_logprobs(self._tokenizer, token, columns.entry(i, most)) for i, token in enumerate(self.output.prompt_token_ids[1:])]
+        self.output.prompt_logprobs = [None, *told]
+
+
+def _logprobs(tokenizer: Tokenizer, token: int, entry: TokenLogprobs) -> dict[int, Logprob]:
+    """The alternatives by rank, and the token itself behind them if it is none of them."""
+    best = zip(entry.top_ids, entry.top_logprobs, strict=True)
+    found = {i: Logprob(p, rank, tokenizer.token_text(i)) for rank, (i, p) in enumerate(best, 1) if i >= 0}
+    found.setdefault(token, Logprob(entry.token_logprob, entry.rank, tokenizer.token_text(token)))
+    return found
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

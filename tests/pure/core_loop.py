@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from lockstep.core.acceptance import accept
+from lockstep.core.arrivals import Delivery
 from lockstep.core.layout import BatchLayout
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Admissions, NewBlocks, Ready, Rows, Side, Slots, StepPlan, StepResult
 from lockstep.core.request import EngineRequest
-from lockstep.core.scheduler import Delivery, Scheduler, SchedulerConfig
+from lockstep.core.scheduler import Scheduler, SchedulerConfig
 from lockstep.core.schema import ADMITTED, MARK_TOKEN, column_array
 from lockstep.core.table import SlotTable, TableShape
 
@@ -39,6 +40,7 @@ class Admission:
 
     def values(self) -> dict[str, Any]:
         greedy = {"seed": 0, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "logprob_count": -1, "importing": 0}
+        greedy |= {"prompt_logprob_count": -1, "prompt_logprob_start": 1}
         own = {
             "generation": self.generation,
             "known": len(self.tokens),

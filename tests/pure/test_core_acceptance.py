@@ -10,7 +10,8 @@ from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
 
 from lockstep.core.acceptance import accept
 from lockstep.core.layout import BatchLayout
-from lockstep.core.records import LogprobColumns, Side, StepResult
+from lockstep.core.logprobs import LogprobColumns
+from lockstep.core.records import Side, StepResult
 from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.table import SlotTable, TableShape
 
@@ -96,6 +97,7 @@ def test_log_probabilities_follow_the_accepted_tokens() -> None:
     layout = verifying_layout([10, WRONG, 12], 9)
     columns = LogprobColumns(
         logprobs=np.array([-1, -2, -3, -4], np.float32),
+        ranks=np.array([1, 5, 1, 2], np.int32),
         top_ids=np.arange(8, dtype=np.int32).reshape(4, 2),
         top_logprobs=-np.arange(8, dtype=np.float32).reshape(4, 2),
     )
@@ -103,6 +105,7 @@ def test_log_probabilities_follow_the_accepted_tokens() -> None:
     assert result.tokens.row(0).tolist() == [10, 11]
     assert result.logprobs is not None
     assert result.logprobs.logprobs.tolist() == [-1, -2]
+    assert result.logprobs.ranks.tolist() == [1, 5]
     assert result.logprobs.top_ids.tolist() == [[0, 1], [2, 3]]
     assert result.logprobs.top_logprobs.tolist() == [[0, -1], [-2, -3]]
 

@@ -11,7 +11,7 @@ from core_loop import Admission, Answer, Row, make_plan, make_result, run_plan
 from numpy.typing import NDArray
 
 from lockstep.core.digest import Digest, mix64, mix64_array
-from lockstep.core.layout import BatchLayout, SamplingColumns
+from lockstep.core.layout import BatchLayout, PromptTargets, SamplingColumns
 from lockstep.core.records import Side, StepPlan, StepResult
 from lockstep.core.shaping import Shaping
 from lockstep.core.table import SlotTable, TableShape
@@ -27,13 +27,13 @@ def rich_records() -> tuple[StepPlan, StepResult, BatchLayout]:
     """A plan, a result and a layout in which every array of an ordinary step has something in it: a verified draft, a chunk, a tail, a full block."""
     table = SlotTable(TableShape(slot_count=4, length_max=24, block_size=4, drafts_max=2))
     side = Side(stop_ids=(3, 4), shaping=Shaping(presence_penalty=0.5), cache_salt=b"tenant")
-    sampled = {"seed": 1 << 63, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "logprob_count": 2}
+    sampled = {"seed": 1 << 63, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "logprob_count": 2, "prompt_logprob_count": 1}
     first = Admission(slot=0, generation=1, tokens=[5, 6, 7, 8, 9], cap=20, side=side, columns=sampled)
     importing = Admission(slot=3, generation=3, tokens=[1, 2], cap=9, columns={"importing": 1})
     run_plan(table, make_plan(0, 0, admits=[first, importing], blocks=[(0, [3, 1])], rows=[Row(0, 1, 5, 0, True)]))
     result = make_result(0, [Answer(0, 1, [11], 0, [12, 13])])
     table.apply_result(result)
-    second = Admission(slot=1, generation=2, tokens=[21, 22, 23, 24, 25, 26], cap=9)
+    second = Admission(slot=1, generation=2, tokens=[21, 22, 23, 24, 25, 26], cap=9, columns={"prompt_logprob_count": 0})
     plan = make_plan(1, 1, admits=[second], ready=[(3, 3, 1)], blocks=[(1, [2]), (0, [6])], rows=[Row(0, 1, 3, 5, True), Row(1, 2, 3, 0, False)])
     return plan, result, run_plan(table, plan)
 
@@ -67,7 +67,8 @@ def test_every_field_of_a_layout_is_folded() -> None:
         elif name == "sides":
             assert [side.hash64() for side in value] == LAYOUT.side_hash.tolist()
         else:
-            columns = [getattr(value, column) for column in SamplingColumns.__dataclass_fields__] if name == "sampling" else [value]
+            grouped = isinstance(value, (SamplingColumns, PromptTargets))
+            columns = [getattr(value, column) for column in value.__dataclass_fields__] if grouped else [value]
             parts = value if isinstance(value, tuple) else columns
             for part in parts:
                 arrays = (part,) if isinstance(part, np.ndarray) else (part.starts, part.values)

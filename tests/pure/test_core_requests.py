@@ -85,8 +85,8 @@ def test_tenants_with_other_salts_and_requests_that_need_prompt_logprobs_hit_not
     loop = Loop(make_scheduler())
     loop.scheduler.submit(make_request("a", PROMPT, 4, side=Side(cache_salt=b"one")))
     loop.run()
-    for name, salt, needs in (("b", b"two", False), ("c", b"one", True)):
-        loop.scheduler.submit(make_request(name, PROMPT, 4, side=Side(cache_salt=salt), needs_prompt_logprobs=needs))
+    for name, salt, count in (("b", b"two", -1), ("c", b"one", 0)):
+        loop.scheduler.submit(make_request(name, PROMPT, 4, side=Side(cache_salt=salt), prompt_logprob_count=count))
         assert computed_of(loop.expect_plan()) == [0]
         loop.run()
     loop.scheduler.submit(make_request("d", PROMPT, 4, side=Side(cache_salt=b"one")))
@@ -281,3 +281,14 @@ def test_preempted_request_comes_again_with_every_known_token() -> None:
     assert low.preemptions >= 2
     assert loop.scheduler.stats.rows_dropped > 0
     assert all(loop.tokens[name] == list(range(4, 34)) for name in ("a", "b", "c"))
+
+
+def test_a_prompt_is_cut_where_a_step_has_told_enough_log_probabilities() -> None:
+    """Each takes a row of logits. Who wants none shares the step."""
+    loop = Loop(make_scheduler(token_budget=64, prompt_logprobs_max=5))
+    loop.scheduler.submit(make_request("a", list(range(13)), 1, prompt_logprob_count=0))
+    loop.scheduler.submit(make_request("b", list(range(40, 60)), 1))
+    counts = [loop.expect_plan().rows.counts.tolist()]
+    loop.answer()
+    counts += [loop.expect_plan().rows.counts.tolist() for _ in range(2)]
+    assert counts == [[5, 20], [5], [3]]

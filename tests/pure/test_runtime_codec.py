@@ -13,8 +13,9 @@ from core_loop import Admission, Answer, Row, make_plan, make_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.ragged import Ragged
-from lockstep.core.records import Exports, LogprobColumns, Side, Slots, StepPlan, StepResult, Transfer
+from lockstep.core.records import Exports, PromptLogprobs, Side, Slots, StepPlan, StepResult, Transfer
 from lockstep.core.shaping import Shaping
 from lockstep.errors import LinkError
 from lockstep.runtime.messages import (
@@ -110,10 +111,19 @@ def results(draw: st.DrawFn) -> StepResult:
     count, width = len(result.tokens.values), draw(st.integers(0, 3))
     logprobs = LogprobColumns(
         logprobs=np.array(draw(st.lists(FLOATS, min_size=count, max_size=count)), np.float32),
+        ranks=np.arange(count, dtype=np.int32),
         top_ids=np.full((count, width), -1, np.int32),
         top_logprobs=np.full((count, width), np.nan, np.float32),
     )
-    return dataclasses.replace(result, logprobs=draw(st.sampled_from([None, logprobs])), digests=draw(DIGESTS))
+    of_prompts = PromptLogprobs(
+        slots=np.arange(count, dtype=np.int32), generations=np.arange(count), positions=np.arange(count, dtype=np.int32), columns=logprobs
+    )
+    return dataclasses.replace(
+        result,
+        logprobs=draw(st.sampled_from([None, logprobs])),
+        prompt_logprobs=draw(st.sampled_from([None, of_prompts])),
+        digests=draw(DIGESTS),
+    )
 
 
 TEXTS = st.text(max_size=8)

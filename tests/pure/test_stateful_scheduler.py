@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lockstep.core.arrivals import Delivery
 from lockstep.core.outputs import FinishReason
 from lockstep.core.records import Side, StepPlan
-from lockstep.core.scheduler import Delivery
 
 BLOCK_SIZE, LENGTH = 4, 24
 NAMES = ("a", "b", "c", "d", "e")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import secrets
 import signal
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +30,7 @@ from lockstep.cli.prompts_file import RawLine, named, read_lines, read_request
 from lockstep.config import EngineConfig
 from lockstep.core.params import SamplingParams
 from lockstep.errors import ConfigError, InternalError, InvalidRequestError, LockstepError, PeerError
-from lockstep.llm import CompletionOutput, Prompt, RequestOutput
+from lockstep.llm import CompletionOutput, Logprob, Prompt, RequestOutput
 
 SEED_BITS = 53
 """Of a seed that is drawn for a line: a record names it, and readers of JSON may hold numbers as float64."""
@@ -246,17 +247,20 @@ def _answered(output: RequestOutput, params: SamplingParams) -> dict[str, Any]:
     first, prompt = output.outputs[0], len(output.prompt_token_ids)
     generated = sum(len(choice.token_ids) for choice in output.outputs)
     record = {
-        **_choice(first),
+        **_choice(first, params.logprobs or 0),
         "seed": params.seed if params.temperature else None,
         "usage": {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated},
         "error": None,
     }
+    if output.prompt_logprobs is not None:
+        told = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        record["prompt_logprobs"] = [None, *(_entry(token, entry or {}, params.prompt_logprobs or 0) for token, entry in told)]
     if len(output.outputs) > 1:
-        record["choices"] = [{"index": choice.index, **_choice(choice)} for choice in output.outputs]
+        record["choices"] = [{"index": choice.index, **_choice(choice, params.logprobs or 0)} for choice in output.outputs]
     return record
 
 
-def _choice(choice: CompletionOutput) -> dict[str, Any]:
+def _choice(choice: CompletionOutput, alternatives: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         "text": choice.text,
         "token_ids": choice.token_ids,
@@ -264,11 +268,13 @@ def _choice(choice: CompletionOutput) -> dict[str, Any]:
         "stop_reason": choice.stop_reason,
     }
     if choice.logprobs is not None:
-        told["logprobs"] = [
-            {"logprob": entry[token].logprob, "top": {str(i): e.logprob for i, e in entry.items() if e.rank is not None}}
-            for token, entry in zip(choice.token_ids, choice.logprobs, strict=True)
-        ]
+        told["logprobs"] = [_entry(token, entry, alternatives) for token, entry in zip(choice.token_ids, choice.logprobs, strict=True)]
     return told
+
+
+def _entry(token: int, entry: Mapping[int, Logprob], alternatives: int) -> dict[str, Any]:
+    best = itertools.islice(entry.items(), alternatives)
+    return {"logprob": entry[token].logprob, "rank": entry[token].rank, "top": {str(i): one.logprob for i, one in best}}
 
 
 def _refused(error: LockstepError) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from lockstep.core.layout import BatchLayout
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.ragged import Ragged
-from lockstep.core.records import LogprobColumns, StepResult
+from lockstep.core.records import PromptLogprobs, StepResult
 from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import I32, U64
 
@@ -23,13 +24,14 @@ def accept(
     epoch: int,
     digests: U64,
     logprobs: LogprobColumns | None = None,
+    prompt_logprobs: LogprobColumns | None = None,
     drafts: Sequence[Sequence[int]] = (),
 ) -> StepResult:
     """sampled: int32 [S], the target's own draw at each sampled position. A draft is accepted while it equals the draw there; the draw behind the
     last accepted draft is the row's own new token. The earliest token that stops the request or fills its cap ends it; at one token, a stop wins over
     the cap.
     drafts: next drafts, one sequence a sampling row (empty: none); those of an ended request are left out. logprobs: one row a sampled position
-    [S]."""
+    [S]. prompt_logprobs: one row for each of the layout's prompt targets."""
     count = len(layout.sample_row)
     assert len(sampled) == layout.sample_starts[-1], (len(sampled), layout.sample_starts)
     assert len(drafts) in (0, count), (len(drafts), count)
@@ -50,9 +52,7 @@ def accept(
         assert 0 < len(run) <= len(proposed) + 1, (run, proposed)
         accepted.append(run)
         kept.extend(range(first, first + len(run)))
-    columns = None
-    if logprobs is not None:
-        columns = LogprobColumns(logprobs=logprobs.logprobs[kept], top_ids=logprobs.top_ids[kept], top_logprobs=logprobs.top_logprobs[kept])
+    columns = None if logprobs is None else logprobs.rows(kept)
     offered = [() if finishes[i] or not drafts else tuple(drafts[i]) for i in range(len(accepted))]
     return StepResult(
         epoch=epoch,
@@ -63,5 +63,13 @@ def accept(
         finishes=finishes,
         drafts=Ragged.of(offered),
         logprobs=columns,
+        prompt_logprobs=None if prompt_logprobs is None else _of_prompts(layout, prompt_logprobs),
         digests=digests,
     )
+
+
+def _of_prompts(layout: BatchLayout, columns: LogprobColumns) -> PromptLogprobs:
+    targets = layout.prompt_targets
+    row = layout.row_of_token()[targets.index]
+    assert len(columns) == len(row), (len(columns), len(row))
+    return PromptLogprobs(slots=layout.slot[row], generations=layout.generation[row], positions=targets.position, columns=columns)

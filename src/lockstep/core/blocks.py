@@ -27,10 +27,11 @@ class BlockBook:
 
     def find_hits(self, request: LiveRequest) -> list[list[int]]:
         """Per group the blocks of the longest cached prefix: whole blocks below known - 1, so that no row is empty and no row writes a shared block.
-        An import brings its own KV, and prompt log probabilities need every position computed: those hit nothing."""
-        if self._hasher is None or request.spec.needs_prompt_logprobs or request.transfer is not None:
+        Nor may a position be hit that has yet to tell its next token's log probability (PROTOCOL.md 18). An import brings its own KV."""
+        if self._hasher is None or request.transfer is not None:
             return [[] for _ in self.pools]
-        count = (request.known - 1) // self._size
+        end = request.prompt_logprob_start if request.lacks_prompt_logprobs else request.known
+        count = (end - 1) // self._size
         self._hasher.extend(request.chain, request.tokens, request.spec.side.cache_salt, count)
         found = [pool.find(request.chain[:count]) for pool in self.pools]
         shortest = min(len(blocks) for blocks in found)

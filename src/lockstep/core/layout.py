@@ -1,7 +1,7 @@
 """`BatchLayout`: every value that one step's compute may read, copied out of the table (PROTOCOL.md 8).
 
 Axes: T tokens of the step, R rows, Q rows that sample, S sampled positions (a row with d drafts samples d + 1), G KV groups, W blocks of the
-longest row.
+longest row, P prompt tokens whose log probabilities are wanted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,20 @@ class SamplingColumns:
     top_k: I32
     top_p: F32
     min_p: F32
+    logprob_count: I32
+
+    def columns(self) -> Columns:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTargets:
+    """Prompt tokens whose log probabilities the step tells [P]. index: which of the T tokens' hidden states foretells it. position, token: of the
+    prompt token itself. logprob_count: alternatives to tell."""
+
+    index: I32
+    position: I32
+    token: I32
     logprob_count: I32
 
     def columns(self) -> Columns:
@@ -64,6 +78,7 @@ class BatchLayout:
     sample_row: I32
     sample_starts: I32
     sampling: SamplingColumns
+    prompt_targets: PromptTargets
     prompt_length: I32
     length_cap: I32
     draft_ids: Ragged
@@ -100,6 +115,7 @@ class BatchLayout:
             "sample_row": self.sample_row,
             "sample_starts": self.sample_starts,
             **named("sampling", self.sampling.columns()),
+            **named("prompt_targets", self.prompt_targets.columns()),
             "prompt_length": self.prompt_length,
             "length_cap": self.length_cap,
             "draft_ids.starts": self.draft_ids.starts,

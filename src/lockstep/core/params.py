@@ -45,6 +45,7 @@ class SamplingParams:
     bad_words: strings that the answer does not come to hold (as the tokenizer spells them, also behind a space); bad_words_token_ids: the same as
     token ids, which whoever has the tokenizer fills in.
     logprobs: None, or how many of the best alternatives (0..20) to report beside each sampled token's log probability.
+    prompt_logprobs: the same for each token of the prompt but the first.
     skip_special_tokens: leave special tokens out of the text.
 
     Raises InvalidRequestError naming the parameter.
@@ -69,6 +70,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] | list[str] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -84,8 +86,9 @@ class SamplingParams:
             _integer("seed", self.seed, -(1 << 63), SEED_LIMIT - 1)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, (1 << 31) - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, LOGPROBS_MAX)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, LOGPROBS_MAX)
         self._check_shaping()
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             value = getattr(self, name)

@@ -16,6 +16,7 @@ class PlanBuilder:
         self.epoch = epoch
         self.step = step
         self.budget_used = 0
+        self.prompt_logprobs = 0
         self.horizon_least = 0
         self.preempted = 0
         self.row_owners: dict[int, LiveRequest] = {}
@@ -66,6 +67,7 @@ class PlanBuilder:
         self._rows.append((request.slot, request.generation, count, start, samples))
         self.row_owners[request.generation] = request
         self.budget_used += count
+        self.prompt_logprobs += request.prompt_logprobs_in(start, count)
 
     def has_row(self, request: LiveRequest) -> bool:
         return request.generation in self.row_owners
@@ -148,6 +150,8 @@ def _admitted_values(request: LiveRequest, computed: int) -> dict[str, int | flo
         "top_p": spec.top_p,
         "min_p": spec.min_p,
         "logprob_count": spec.logprob_count,
+        "prompt_logprob_count": spec.prompt_logprob_count,
+        "prompt_logprob_start": request.prompt_logprob_start,
         "side_hash": request.side_hash,
         "kv_salt": spec.side.kv_salt(),
         "importing": int(request.transfer is not None),

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.ragged import Ragged
 from lockstep.core.schema import ADMITTED
 from lockstep.core.shaping import PLAIN, Shaping
-from lockstep.core.types import F32, I32, I64, U8, U64
+from lockstep.core.types import I32, I64, U8, U64
 
 Columns = dict[str, NDArray[Any]]
 """What the digest folds of a record or a layout, by name, in order."""
@@ -231,18 +232,24 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogprobColumns:
-    """Log probabilities for the accepted tokens of a result, in their order [N]; outside the digest. A row that asked for none has NaN.
-    top_ids int32, top_logprobs float32 [N, L]; unused entries -1 and NaN."""
+class PromptLogprobs:
+    """Log probabilities of prompt tokens that a step told [N], keyed by where they stand: token `positions[i]` of (slots[i], generations[i]).
+    Outside the digest, and for the driver alone (PROTOCOL.md 18)."""
 
-    logprobs: F32
-    top_ids: I32
-    top_logprobs: F32
+    slots: I32
+    generations: I64
+    positions: I32
+    columns: LogprobColumns
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.slots), len(self.generations), len(self.positions), len(self.columns))
+        assert len(set(lengths)) == 1, lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What the sampling rank decided in step `step`: per sampled (slot, generation) the accepted tokens, the finish code and the next drafts.
+    logprobs: of the accepted tokens, in their order; NaN for a row that asked for none.
     digests: uint64, of every rank that the step passed through, first stage first; the last is the sampling rank's own."""
 
     epoch: int
@@ -253,6 +260,7 @@ class StepResult:
     finishes: I32 = field(default_factory=_int32)
     drafts: Ragged = field(default_factory=_ragged)
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     digests: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     def __post_init__(self) -> None:

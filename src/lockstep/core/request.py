@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.records import Side, Transfer
 from lockstep.core.types import I32, NO_STEP
 
@@ -23,7 +24,7 @@ class EngineRequest:
 
     prompt: int32 [prompt_length]. length_cap: prompt_length + max_tokens at most. priority: lower goes first under the policy 'priority'.
     sibling_of: the request whose prompt it shares (n > 1); it is admitted after that one's prompt is planned.
-    needs_prompt_logprobs: takes no prefix hits (PROTOCOL.md 18).
+    prompt_logprob_count: alternatives a prompt token whose log probability is wanted, -1 if none is (PROTOCOL.md 18).
     given: int32, output tokens that another engine has sampled. transfer: where that engine holds the KV, to be imported; None prefills here.
     exports: when it finishes, its KV is held for another engine to fetch.
     """
@@ -39,7 +40,7 @@ class EngineRequest:
     logprob_count: int = -1
     priority: int = 0
     sibling_of: str | None = None
-    needs_prompt_logprobs: bool = False
+    prompt_logprob_count: int = -1
     side: Side = field(default_factory=Side)
     given: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
     transfer: Transfer | None = None
@@ -53,6 +54,7 @@ class LiveRequest:
     generation, slot: of the present admission, None while waiting. admitted_known: known tokens at that admission.
     scheduled: positions below it are in plans (the first `computed` that the log will reach). outstanding: (step, most tokens that its result can
     add) of rows whose result has not been received. last_step: the last plan with a row of it.
+    prompt_logprobs: those that have come, in order; they survive preemption and epochs. prompt_logprob_start: the first position that lacks one.
     transfer: KV to be fetched at the next admission. importing: it is being fetched; no rows until the ready record.
     strikes: failures of the engine while it had rows in unresolved plans; forgotten once it knows more than suspect_until tokens, which is
     what those rows could have brought (PROTOCOL.md 22).
@@ -76,6 +78,8 @@ class LiveRequest:
     published: int = 0
     cached_tokens: int = -1
     delivered: int = 0
+    prompt_logprobs: list[LogprobColumns] = field(default_factory=list)
+    prompt_logprob_start: int = 1
     preemptions: int = 0
     transfer: Transfer | None = None
     importing: bool = False
@@ -122,6 +126,16 @@ class LiveRequest:
     def known_most(self) -> int:
         """The same if each adds as many as it can, within the cap."""
         return min(self.known + sum(most for _, most in self.outstanding), self.spec.length_cap)
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        return self.spec.prompt_logprob_count >= 0 and self.prompt_logprob_start < self.prompt_length
+
+    def prompt_logprobs_in(self, start: int, count: int) -> int:
+        """How many log probabilities of its prompt a row of `count` tokens from position `start` on tells: one a token whose next one lacks it."""
+        if not self.lacks_prompt_logprobs:
+            return 0
+        return max(0, min(start + count, self.prompt_length - 1) - max(start, self.prompt_logprob_start - 1))
 
     @property
     def prefilling(self) -> bool:

@@ -11,7 +11,9 @@ import bisect
 import heapq
 from dataclasses import dataclass
 
+from lockstep.core.arrivals import Delivery, check_awaited, told_of_prompts
 from lockstep.core.blocks import BlockBook
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.outputs import FinishReason
 from lockstep.core.plan_builder import PlanBuilder
 from lockstep.core.pool import BlockPool
@@ -24,11 +26,15 @@ from lockstep.core.transfers import TransferBook
 from lockstep.core.types import NO_STEP, UNKNOWN_START, ceil_div
 from lockstep.errors import InternalError, LogError
 
+PROMPT_LOGPROBS_A_STEP = 64
+"""A row of logits each: enough to read the head's weights once for many, few enough that a large vocabulary's rows fit in tens of megabytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """slot_count: most requests at once. token_budget: most tokens a step. microbatch_count: M of PROTOCOL.md 23, at least the number of stages.
     priorities: rank by (priority, arrival) instead of arrival alone. block_counts: blocks in the pool, one a KV group.
+    prompt_logprobs_max: most log probabilities of prompt tokens a step; each takes a row of logits.
     instance, stage_layers: what transfers of its KV are named by, and which layers each stage holds (first, one past the last)."""
 
     slot_count: int
@@ -40,23 +46,13 @@ class SchedulerConfig:
     prefix_caching: bool = True
     priorities: bool = False
     drafts_max: int = 0
+    prompt_logprobs_max: int = PROMPT_LOGPROBS_A_STEP
     instance: str = ""
     stage_layers: tuple[tuple[int, int], ...] = ()
 
     @property
     def plans_in_flight_max(self) -> int:
         return self.microbatch_count + (1 if self.asynchronous else 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """Tokens that a result brought for a request: the first has index `index` in its output. row: the result's row, rank of its logprobs."""
-
-    request: LiveRequest
-    index: int
-    row: int
-    tokens: tuple[int, ...]
-    finish: FinishReason | None
 
 
 class Scheduler:
@@ -258,8 +254,8 @@ class Scheduler:
 
     def _try_prefill(self, request: LiveRequest, build: PlanBuilder) -> bool:
         start = request.scheduled
-        count = min(self.config.token_budget - build.budget_used, request.known - start)
-        if not self._reserve(request, start + count, build):
+        count = self._prefill_count(request, start, build)
+        if count <= 0 or not self._reserve(request, start + count, build):
             return False
         samples = start + count == request.known
         if samples:
@@ -267,6 +263,14 @@ class Scheduler:
         request.scheduled = min(start + count, request.known - 1) if samples else start + count
         self._add_row(request, build, count=count, start=start, samples=samples)
         return True
+
+    def _prefill_count(self, request: LiveRequest, start: int, build: PlanBuilder) -> int:
+        """Tokens of its next chunk: as many as the budgets of tokens and of prompt log probabilities leave. 0: not in this plan."""
+        count = min(self.config.token_budget - build.budget_used, request.known - start)
+        room = self.config.prompt_logprobs_max - build.prompt_logprobs
+        if request.prompt_logprobs_in(start, count) > room:
+            count = max(start, request.prompt_logprob_start - 1) + room - start
+        return count
 
     def _plan_admissions(self, build: PlanBuilder) -> None:
         """In rank order, none passing another but a sibling that waits for its elder. After a preemption in this plan nobody comes in.
@@ -288,6 +292,8 @@ class Scheduler:
     def _try_admit(self, request: LiveRequest, build: PlanBuilder) -> bool:
         hits = self.book.find_hits(request)
         if not self.book.fits_beside(hits, request.known):
+            return False
+        if request.lacks_prompt_logprobs and build.prompt_logprobs >= self.config.prompt_logprobs_max:
             return False
         self._waiting.remove(request)
         self._admit(request, hits, build)
@@ -414,20 +420,16 @@ class Scheduler:
         answered = [(row, request) for row, generation in enumerate(result.generations.tolist()) if (request := self.request_of(generation))]
         for row, request in answered:
             self._check_awaited(request, result, row)
+        told = told_of_prompts(result, self.request_of)
         self.received += 1
         del self._generations_in_plan[result.step]
+        for request, columns in told:
+            request.prompt_logprobs.append(columns)
+            request.prompt_logprob_start += len(columns)
         self.stats.rows_dropped += len(result.generations) - len(answered)
         return [self._accept(request, result, row) for row, request in answered]
 
-    def _check_awaited(self, request: LiveRequest, result: StepResult, row: int) -> None:
-        step, most = request.outstanding[0] if request.outstanding else (NO_STEP, 0)
-        count = len(result.tokens.row(row))
-        if step != result.step or not 0 < count <= most:
-            raise LogError(
-                f"request {request.spec.request_id!r} waits for step {step} with at most {most} tokens; step {result.step} brought {count}",
-                step=result.step,
-                concerned=[(int(result.slots[row]), request.generation)],
-            )
+    _check_awaited = staticmethod(check_awaited)
 
     def _accept(self, request: LiveRequest, result: StepResult, row: int) -> Delivery:
         request.outstanding.popleft()
@@ -448,7 +450,11 @@ class Scheduler:
             self._ended.append(request)
         request.delivered = request.known - request.prompt_length
         self.stats.tokens_delivered += len(tokens)
-        return Delivery(request=request, index=index, row=row, tokens=tuple(tokens.tolist()), finish=reason)
+        told = None
+        if index == 0 and request.spec.prompt_logprob_count >= 0:
+            told = LogprobColumns.joined(request.prompt_logprobs, request.spec.prompt_logprob_count)
+            request.prompt_logprobs = []
+        return Delivery(request=request, index=index, row=row, tokens=tuple(tokens.tolist()), finish=reason, prompt_logprobs=told)
 
     def _rank(self, request: LiveRequest) -> tuple[int, int]:
         return (request.spec.priority if self.config.priorities else 0, request.arrival)

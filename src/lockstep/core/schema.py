@@ -36,6 +36,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("top_p", np.float32, None, "1 keeps all"),
     Column("min_p", np.float32, None, "0 keeps all"),
     Column("logprob_count", np.int32, None, "-1: no log probabilities; else how many alternatives beside the sampled token's"),
+    Column("prompt_logprob_count", np.int32, None, "the same for its prompt tokens"),
+    Column("prompt_logprob_start", np.int32, None, "first prompt position whose log probability is lacking; positions before it have been told"),
     Column("side_hash", np.uint64, None, "hash of the side record (stop ids, cache salt, later grammar, bias, adapter)"),
     Column("kv_salt", np.uint64, None, "hash of what besides tokens shapes its KV (cache salt, later adapter); part of its provenance tags"),
     Column("importing", np.int32, None, "1 while its KV is being fetched from another engine: no rows before the ready record"),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.core.layout import BatchLayout, SamplingColumns
+from lockstep.core.layout import BatchLayout, PromptTargets, SamplingColumns
 from lockstep.core.provenance import token_mix
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Admissions, NewBlocks, Ready, Side, Slots, StepPlan, StepResult
@@ -311,6 +311,7 @@ class SlotTable:
                 position=position[index] + np.int32(1),
                 **{name: c[name][by_position] for name in ("seed", "temperature", "top_k", "top_p", "min_p", "logprob_count")},
             ),
+            prompt_targets=self._prompt_targets(slot, start, count, row_starts),
             prompt_length=c["prompt_length"][sampled],
             length_cap=c["length_cap"][sampled],
             draft_ids=Ragged.of([self.drafts[s, :d] for s, d in zip(sampled, drafts, strict=True)]) if drafts.any() else _empty_rows(len(sampled)),
@@ -318,6 +319,24 @@ class SlotTable:
             history=self._history(sampled),
             side_hash=c["side_hash"][sampled],
             sides=tuple(self.sides[s] for s in sampled),
+        )
+
+    def _prompt_targets(self, slot: I32, start: I32, count: I32, row_starts: I32) -> PromptTargets:
+        """The prompt tokens that follow the rows' tokens, of slots that want their log probabilities, from the first on that is lacking."""
+        c = self.columns
+        wanting = np.flatnonzero(c["prompt_logprob_count"][slot] >= 0)
+        if not len(wanting):
+            return _NO_TARGETS
+        first = np.maximum(start, c["prompt_logprob_start"][slot] - 1)[wanting]
+        end = np.minimum(start + count, c["prompt_length"][slot] - 1)[wanting]
+        lengths = np.maximum(0, end - first)
+        row = np.repeat(wanting, lengths)
+        place = (np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(first, lengths)).astype(np.int32)
+        return PromptTargets(
+            index=row_starts[row] + place - start[row],
+            position=place + np.int32(1),
+            token=self.tokens[slot[row], place + 1],
+            logprob_count=c["prompt_logprob_count"][slot[row]],
         )
 
     def _history(self, sampled: I32) -> Ragged:
@@ -399,6 +418,10 @@ class SlotTable:
             pairs = zip(slots[wrong].tolist(), at.tolist(), strict=True)
             concerned = dict.fromkeys((slot, generation) for slot, generation in pairs if generation >= 0)
         raise LogError(message(), step=self._step, concerned=tuple(concerned))
+
+
+_NONE = np.zeros(0, np.int32)
+_NO_TARGETS = PromptTargets(index=_NONE, position=_NONE, token=_NONE, logprob_count=_NONE)
 
 
 def _empty_rows(count: int) -> Ragged:

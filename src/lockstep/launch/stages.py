@@ -12,6 +12,7 @@ import psutil
 
 from lockstep.config import EngineConfig
 from lockstep.core.provenance import Provenance
+from lockstep.core.scheduler import PROMPT_LOGPROBS_A_STEP
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.core.types import ceil_div
 from lockstep.errors import CheckpointError, ConfigError, UnsupportedError
@@ -158,7 +159,7 @@ class StageAssembly:
         limits = Limits(
             tokens_max=config.max_num_batched_tokens,
             rows_max=min(config.max_num_seqs, config.max_num_batched_tokens),
-            samples_max=min(config.max_num_seqs, config.max_num_batched_tokens),
+            samples_max=min(config.max_num_seqs, config.max_num_batched_tokens) + PROMPT_LOGPROBS_A_STEP,
             block_size=config.block_size,
             block_counts=block_counts,
         )

@@ -41,6 +41,8 @@ class SamplingInputs:
     index: int32, which of the step's T tokens has the hidden state to sample from.
     seeds: uint64. positions: int32, the position that the sampled token will have (index's position + 1).
     temperatures, top_ps, min_ps: float32. top_ks: int32, 0 keeps all. logprob_counts: int32, -1 none, else the number of top ids to report.
+    targets: int32, the id whose log probability is wanted where no token is to be chosen (it is told as the token, and edits say nothing of it), else
+    -1; None where all are chosen.
     edits: None if no logits are changed.
     """
 
@@ -52,6 +54,7 @@ class SamplingInputs:
     top_ps: F32
     min_ps: F32
     logprob_counts: I32
+    targets: I32 | None = None
     edits: LogitEdits | None = None
 
 
@@ -70,10 +73,11 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOutputs:
-    """tokens: int32 [S]. logprobs: float32 [S], NaN where none was asked for.
+    """tokens: int32 [S]. logprobs: float32 [S], NaN where none was asked for; ranks: int32 [S], 1 + how many ids have a larger logit, -1 there.
     top_ids int32 [S, L], top_logprobs float32 [S, L]: L = the largest logprob_counts (at least 0); unused entries are -1 and NaN."""
 
     tokens: I32
     logprobs: F32
+    ranks: I32
     top_ids: I32
     top_logprobs: F32

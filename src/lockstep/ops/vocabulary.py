@@ -120,6 +120,7 @@ OPS: dict[str, OpSpec] = {
         "gumbel = -log(-log(u)), u = ((x >> 8) + 0.5) * 2**-24 computed exactly (it needs 25 bits: in float32 the largest would round to "
         "1) with x the first word of Philox4x32-10, "
         "key (seed low, seed high), counter (position, id, stream 0, 0). "
-        "logprobs: log_softmax of the logits as they came, without edits, at the chosen token and, best first, at the top ids.",
+        "A position with a target chooses nothing: its token is the target. "
+        "logprobs: log_softmax of the logits as they came, without edits, at the token and, best first, at the top ids; the token's rank among them.",
     ),
 }

@@ -13,12 +13,14 @@ from typing import Protocol
 
 import numpy as np
 
+from lockstep.core.arrivals import Delivery
 from lockstep.core.digest import Digest
 from lockstep.core.divergence import differences
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
-from lockstep.core.records import Columns, LogprobColumns, StepPlan, StepResult, Transfer
+from lockstep.core.records import Columns, StepPlan, StepResult, Transfer
 from lockstep.core.request import EngineRequest, LiveRequest
-from lockstep.core.scheduler import Delivery, Scheduler
+from lockstep.core.scheduler import Scheduler
 from lockstep.core.schema import FINISH_STOP
 from lockstep.core.table import SlotTable
 from lockstep.errors import DivergenceError, InternalError, LedgerError, LogError
@@ -309,21 +311,14 @@ def _event(delivery: Delivery, logprobs: LogprobColumns | None, result: StepResu
     entries: tuple[TokenLogprobs, ...] = ()
     if logprobs is not None and request.spec.logprob_count >= 0:
         first = int(result.tokens.starts[delivery.row])
-        entries = tuple(_logprobs(logprobs, i, request.spec.logprob_count) for i in range(first, first + len(delivery.tokens)))
+        entries = tuple(logprobs.entry(i, request.spec.logprob_count) for i in range(first, first + len(delivery.tokens)))
     return TokenEvent(
         request_id=request.spec.request_id,
         index=delivery.index,
         token_ids=delivery.tokens,
         logprobs=entries,
+        prompt_logprobs=delivery.prompt_logprobs,
         finish_reason=delivery.finish,
         stop_token=delivery.tokens[-1] if result.finishes[delivery.row] == FINISH_STOP else None,
         cached_tokens=max(0, request.cached_tokens),
-    )
-
-
-def _logprobs(columns: LogprobColumns, index: int, count: int) -> TokenLogprobs:
-    return TokenLogprobs(
-        token_logprob=float(columns.logprobs[index]),
-        top_ids=tuple(columns.top_ids[index, :count].tolist()),
-        top_logprobs=tuple(columns.top_logprobs[index, :count].tolist()),
     )

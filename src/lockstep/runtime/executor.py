@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lockstep.core.layout import BatchLayout
-from lockstep.core.records import LogprobColumns
+from lockstep.core.layout import BatchLayout, PromptTargets
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.types import F32
 from lockstep.errors import InternalError
 from lockstep.ops.backend import Executable
@@ -33,15 +36,18 @@ class ProgramExecutor:
             raise InternalError(f"step {layout.step}: the stage needs activations {program.inputs}, got {sorted(tensors)}")
         outputs = {name: np.empty((layout.token_count, program.buffers[name].width), np.float32) for name in program.outputs}
         edits = None if self._shaper is None else self._shaper.edits(shaped_rows(layout))
-        samples = self.executable.run(step_inputs(layout, edits), tensors, outputs)
+        samples = self.executable.run(step_inputs(layout, edits, samples=program.samples), tensors, outputs)
         if not program.samples:
             return outputs
         if samples is None:
             raise InternalError(f"step {layout.step}: the program samples and returned no samples")
-        columns = None
-        if (layout.sampling.logprob_count >= 0).any():
-            columns = LogprobColumns(logprobs=samples.logprobs, top_ids=samples.top_ids, top_logprobs=samples.top_logprobs)
-        return Sampled(tokens=samples.tokens, logprobs=columns)
+        drawn, told = len(layout.sampling.index), len(layout.prompt_targets.index)
+        columns = LogprobColumns(logprobs=samples.logprobs, ranks=samples.ranks, top_ids=samples.top_ids, top_logprobs=samples.top_logprobs)
+        return Sampled(
+            tokens=samples.tokens[:drawn],
+            logprobs=columns.rows(slice(0, drawn)) if (layout.sampling.logprob_count >= 0).any() else None,
+            prompt_logprobs=columns.rows(slice(drawn, None)) if told else None,
+        )
 
 
 def shaped_rows(layout: BatchLayout) -> list[ShapedRow]:
@@ -63,23 +69,49 @@ def shaped_rows(layout: BatchLayout) -> list[ShapedRow]:
     ]
 
 
-def step_inputs(layout: BatchLayout, edits: LogitEdits | None = None) -> StepInputs:
-    """The layout's arrays under the names that programs use; no copies."""
+def step_inputs(layout: BatchLayout, edits: LogitEdits | None = None, *, samples: bool = True) -> StepInputs:
+    """The layout's arrays under the names that programs use; copied only where it samples and prompt tokens' log probabilities come behind the
+    samples."""
     s = layout.sampling
+    sampling = SamplingInputs(
+        index=s.index,
+        seeds=s.seed,
+        positions=s.position,
+        temperatures=s.temperature,
+        top_ks=s.top_k,
+        top_ps=s.top_p,
+        min_ps=s.min_p,
+        logprob_counts=s.logprob_count,
+        edits=edits,
+    )
     return StepInputs(
         token_ids=layout.token_ids,
         positions=layout.positions,
         row_starts=layout.row_starts,
         block_tables=layout.block_tables,
-        sampling=SamplingInputs(
-            index=s.index,
-            seeds=s.seed,
-            positions=s.position,
-            temperatures=s.temperature,
-            top_ks=s.top_k,
-            top_ps=s.top_p,
-            min_ps=s.min_p,
-            logprob_counts=s.logprob_count,
-            edits=edits,
-        ),
+        sampling=_with_targets(sampling, layout.prompt_targets) if samples and len(layout.prompt_targets.index) else sampling,
+    )
+
+
+def _with_targets(drawn: SamplingInputs, targets: PromptTargets) -> SamplingInputs:
+    """Prompt tokens as samples that choose nothing, behind those that do. Nobody's edits touch them."""
+    count = len(targets.index)
+
+    def behind(values: NDArray[Any], more: NDArray[Any] | int) -> NDArray[Any]:
+        return np.concatenate([values, np.broadcast_to(np.asarray(more, values.dtype), count)])
+
+    edits = drawn.edits
+    if edits is not None:
+        edits = replace(edits, mask_rows=behind(edits.mask_rows, -1), starts=behind(edits.starts, edits.starts[-1]))
+    return SamplingInputs(
+        index=behind(drawn.index, targets.index),
+        seeds=behind(drawn.seeds, 0),
+        positions=behind(drawn.positions, targets.position),
+        temperatures=behind(drawn.temperatures, 0),
+        top_ks=behind(drawn.top_ks, 0),
+        top_ps=behind(drawn.top_ps, 1),
+        min_ps=behind(drawn.min_ps, 0),
+        logprob_counts=behind(drawn.logprob_counts, targets.logprob_count),
+        targets=behind(np.full(len(drawn.index), -1, np.int32), targets.token),
+        edits=edits,
     )

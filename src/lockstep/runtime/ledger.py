@@ -39,11 +39,13 @@ class _Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Due:
-    """What a row of a result must turn into: tokens from `index` on, and the end if it is one."""
+    """What a row of a result must turn into: tokens from `index` on, and the end if it is one. prompt_logprobs: how many come with them, -1 for none
+    asked."""
 
     index: int
     tokens: tuple[int, ...]
     finish: FinishReason | None
+    prompt_logprobs: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +131,7 @@ class DeliveryLedger:
             "top_p": float(np.float32(request.top_p)),
             "min_p": float(np.float32(request.min_p)),
             "logprob_count": request.logprob_count,
+            "prompt_logprob_count": request.prompt_logprob_count,
             "side_hash": request.side.hash64(),
             "kv_salt": request.side.kv_salt(),
         }
@@ -199,7 +202,8 @@ class DeliveryLedger:
         held.finished = finish != FINISH_NONE
         if account is None:
             return
-        due[held.request_id] = _Due(index=account.delivered, tokens=tuple(tokens), finish=_REASONS[finish])
+        told = account.prompt_length - 1 if account.delivered == 0 and account.request.prompt_logprob_count >= 0 else -1
+        due[held.request_id] = _Due(index=account.delivered, tokens=tuple(tokens), finish=_REASONS[finish], prompt_logprobs=told)
         account.tokens += tokens
         if held.finished:
             del self._accounts[held.request_id]
@@ -211,7 +215,10 @@ class DeliveryLedger:
         concerned; what is told to others is right."""
         told: dict[str, list[_Due]] = {}
         for event in events:
-            told.setdefault(event.request_id, []).append(_Due(index=event.index, tokens=tuple(event.token_ids), finish=event.finish_reason))
+            prompts = -1 if event.prompt_logprobs is None else len(event.prompt_logprobs)
+            told.setdefault(event.request_id, []).append(
+                _Due(index=event.index, tokens=tuple(event.token_ids), finish=event.finish_reason, prompt_logprobs=prompts)
+            )
         right = {name: [what] for name, what in due.items()}
         differing = sorted(name for name in told.keys() | due.keys() if told.get(name) != right.get(name))
         if differing:

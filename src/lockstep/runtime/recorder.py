@@ -110,7 +110,8 @@ class Recorder:
             head=head,
             start=self._spans[0].start,
             entries=tuple(
-                Entry(plan=plan, result=dataclasses.replace(result, logprobs=None), digest=digest, replayed=None) for plan, result, digest in entries
+                Entry(plan=plan, result=dataclasses.replace(result, logprobs=None, prompt_logprobs=None), digest=digest, replayed=None)
+                for plan, result, digest in entries
             ),
             unresolved=tuple(running.values()),
             columns=tuple(

@@ -105,7 +105,12 @@ class Rekey:
 
     def result(self, result: StepResult) -> StepResult:
         return dataclasses.replace(
-            result, tokens=self._ragged(result.tokens), drafts=self._ragged(result.drafts), digests=self.words(result.digests), logprobs=None
+            result,
+            tokens=self._ragged(result.tokens),
+            drafts=self._ragged(result.drafts),
+            digests=self.words(result.digests),
+            logprobs=None,
+            prompt_logprobs=None,
         )
 
     def table(self, taken: TableSnapshot) -> TableSnapshot:

@@ -92,6 +92,7 @@ class RequestFactory:
             top_p=params.top_p,
             min_p=params.min_p,
             logprob_count=-1 if params.logprobs is None else params.logprobs,
+            prompt_logprob_count=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             priority=priority,
             sibling_of=f"{request_id}#0" if choice else None,
             side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=_shaping(params, stop_ids, self.limits.vocab_size)),
@@ -149,5 +150,7 @@ def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int)
 
 
 def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
-    """The parameters of choice `choice`: seed + choice where a seed is given."""
-    return params if params.seed is None or choice == 0 else replace(params, seed=(params.seed + choice) % SEED_LIMIT, n=1)
+    """The parameters of choice `choice`: seed + choice where a seed is given. The first one's prompt is everybody's, so only it tells of it."""
+    if choice == 0:
+        return params
+    return replace(params, seed=None if params.seed is None else (params.seed + choice) % SEED_LIMIT, n=1, prompt_logprobs=None)

@@ -19,8 +19,9 @@ import numpy as np
 from lockstep.core.acceptance import accept
 from lockstep.core.digest import Digest
 from lockstep.core.layout import BatchLayout
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.provenance import Provenance
-from lockstep.core.records import Columns, LogprobColumns, StepPlan, StepResult
+from lockstep.core.records import Columns, StepPlan, StepResult
 from lockstep.core.table import SlotTable
 from lockstep.core.types import F32, I32
 from lockstep.errors import DivergenceError, InternalError, LinkError
@@ -34,10 +35,12 @@ DRIVER = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the last stage's compute drew: tokens int32 [S], log probabilities [S] if any row wants them, next drafts a sampling row (empty: none)."""
+    """What the last stage's compute drew: tokens int32 [S], log probabilities [S] if any row wants them and those of the layout's prompt targets
+    [P] if it has any, next drafts a sampling row (empty: none)."""
 
     tokens: I32
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: LogprobColumns | None = None
     drafts: Sequence[Sequence[int]] = ()
 
 
@@ -198,7 +201,15 @@ class Stage:
             self._provenance_seconds += self._clock()
         if not isinstance(output, Sampled):
             return [Send(destination=self.index + 1, message=Activations(epoch=self.epoch, step=layout.step, digests=digests, tensors=output))]
-        result = self._accept(layout, output.tokens, epoch=self.epoch, digests=digests, logprobs=output.logprobs, drafts=output.drafts)
+        result = self._accept(
+            layout,
+            output.tokens,
+            epoch=self.epoch,
+            digests=digests,
+            logprobs=output.logprobs,
+            prompt_logprobs=output.prompt_logprobs,
+            drafts=output.drafts,
+        )
         self._replica.offer(result)
         return [Send(destination=destination, message=result) for destination in (DRIVER, *range(self.count - 1))]
 

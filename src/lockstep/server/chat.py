@@ -9,12 +9,14 @@ from lockstep.server.delivery import deliver, delivery_for
 from lockstep.server.endpoint import ServerContext
 from lockstep.server.exchange import Exchange
 from lockstep.server.identity import AnswerIdentity, new_identity, spelling_for
-from lockstep.server.logprobs import TokenSpelling, chat_logprobs
+from lockstep.server.logprobs import TokenSpelling, chat_logprobs, prompt_logprobs
 from lockstep.server.prompts import chat_prompt
 from lockstep.server.requests import ChatRequest, read_request
 from lockstep.server.responses import Answered, ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, Usage
 from lockstep.server.sampling import chat_budget, check_stream_options, params_of_choice, priority_of, sampling_params, tokens_max
 from lockstep.server.sampling import chat_logprobs as logprobs_asked
+from lockstep.server.sampling import prompt_logprobs as prompt_logprobs_asked
+from lockstep.text import Tokenizer
 
 _WHOLE = "chat.completion"
 _CHUNK = "chat.completion.chunk"
@@ -28,7 +30,7 @@ async def answer_chat(context: ServerContext, exchange: Exchange, body: bytes) -
     context.require_engine()
     identity = new_identity(context, "chatcmpl")
     plans = await _plans(context, request, identity)
-    form = ChatForm(identity, spelling_for(context, request), token_ids_shown=bool(request.return_token_ids))
+    form = ChatForm(identity, spelling_for(context, request), context.tokenizer, token_ids_shown=bool(request.return_token_ids))
     await deliver(context, exchange, delivery_for(request, plans, form))
 
 
@@ -47,7 +49,12 @@ async def _plans(context: ServerContext, request: ChatRequest, identity: AnswerI
     )
     token_count_max = tokens_max(budget, len(prompt), context.client.max_model_len)
     params = sampling_params(
-        request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer, defaults=context.settings.sampling_defaults
+        request,
+        token_count_max=token_count_max,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs_asked(request, context.settings.max_logprobs),
+        tokenizer=tokenizer,
+        defaults=context.settings.sampling_defaults,
     )
     return [
         ChoicePlan(
@@ -66,10 +73,11 @@ async def _plans(context: ServerContext, request: ChatRequest, identity: AnswerI
 class ChatForm:
     """Writes chat completions. token_ids_shown: vLLM's return_token_ids; the prompt's ids then come once, beside the choices."""
 
-    __slots__ = ("_begun", "_identity", "_spelling", "_token_ids_shown")
+    __slots__ = ("_begun", "_identity", "_spelling", "_token_ids_shown", "_tokenizer")
 
-    def __init__(self, identity: AnswerIdentity, spelling: TokenSpelling, *, token_ids_shown: bool) -> None:
+    def __init__(self, identity: AnswerIdentity, spelling: TokenSpelling, tokenizer: Tokenizer, *, token_ids_shown: bool) -> None:
         self._identity = identity
+        self._tokenizer = tokenizer
         self._spelling = spelling
         self._token_ids_shown = token_ids_shown
         self._begun: dict[int, bool] = {}
@@ -111,7 +119,10 @@ class ChatForm:
         return self._with_prompt(self._identity.answered(_WHOLE, choices, usage=usage), pieces[0])
 
     def _with_prompt(self, answered: Answered, piece: Piece) -> Answered:
-        return structs.replace(answered, prompt_token_ids=piece.plan.prompt_token_ids) if self._token_ids_shown else answered
+        ids, count = piece.plan.prompt_token_ids, piece.plan.params.prompt_logprobs
+        if piece.prompt_logprobs is not None and count is not None:
+            answered = structs.replace(answered, prompt_logprobs=prompt_logprobs(self._tokenizer, ids, piece.prompt_logprobs, count))
+        return structs.replace(answered, prompt_token_ids=ids) if self._token_ids_shown else answered
 
     def _token_ids(self, piece: Piece) -> tuple[int, ...] | UnsetType:
         return piece.token_ids if self._token_ids_shown else UNSET

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
+from lockstep.core.outputs import FinishReason, LogprobSequence, TokenEvent, TokenLogprobs
 from lockstep.core.params import SamplingParams
 from lockstep.errors import CapacityError, InternalError
 from lockstep.server.protocol import EngineClient
@@ -23,7 +23,8 @@ PROMPT_TAIL_TOKENS = 4  # a character has at most four bytes, so at most so many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoicePlan:
-    """One choice to generate. index: in the answer; prompt_index: which of the request's prompts; choice: which of that prompt's choices."""
+    """One choice to generate. index: in the answer; prompt_index: which of the request's prompts; choice: which of that prompt's choices.
+    echo: text that the answer begins with. prompt_only: what is generated is left out of it."""
 
     index: int
     prompt_index: int
@@ -32,6 +33,8 @@ class ChoicePlan:
     params: SamplingParams
     choice: int
     priority: int
+    echo: str | None = None
+    prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class Piece:
 
     text: new text, perhaps empty (a tail that may become a stop string is held back). token_ids: tokens that count. logprobs: one a token, or none.
     finish_reason: "stop" or "length" on a choice's last piece. stop_reason: the stop string or the requested stop token that ended it.
+    prompt_logprobs: of the prompt's tokens but the first, with the first piece of a choice that asked for them.
     """
 
     plan: ChoicePlan
@@ -49,6 +53,7 @@ class Piece:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     cached_tokens: int = 0
+    prompt_logprobs: LogprobSequence | None = None
 
 
 async def choice_pieces(client: EngineClient, tokenizer: Tokenizer, plan: ChoicePlan) -> AsyncGenerator[Piece, None]:
@@ -71,11 +76,11 @@ async def choice_pieces(client: EngineClient, tokenizer: Tokenizer, plan: Choice
                 raise InternalError(f"choice {plan.index} of {plan.request_id}: expected token {token_count} next, got token {event.index}")
             ended = event.finish_reason is not None
             piece = _piece(plan, text, event)
-            token_count += len(piece.token_ids)
+            token_count += len(event.token_ids)
             if piece.finish_reason is not None and not ended:
                 client.abort(plan.request_id, choice=plan.choice)  # a stop string: the engine need not wait until the piece is sent
                 ended = True
-            if piece.token_ids or piece.cached_tokens or piece.finish_reason is not None:
+            if piece.token_ids or piece.cached_tokens or piece.prompt_logprobs is not None or piece.finish_reason is not None:
                 yield piece
             if piece.finish_reason is not None:
                 return
@@ -95,6 +100,9 @@ async def _close(events: AsyncIterator[TokenEvent]) -> None:
 
 
 def _piece(plan: ChoicePlan, text: TextStream, event: TokenEvent) -> Piece:
+    if plan.prompt_only:
+        end = event.finish_reason if event.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) else None
+        return Piece(plan=plan, text="", finish_reason=end and "length", cached_tokens=event.cached_tokens, prompt_logprobs=event.prompt_logprobs)
     token_ids = tuple(event.token_ids)
     # The token that ends an answer counts, but is not text unless the caller wants to see what stopped it.
     silent = event.stop_token is not None and not plan.params.include_stop_str_in_output
@@ -119,6 +127,7 @@ def _piece(plan: ChoicePlan, text: TextStream, event: TokenEvent) -> Piece:
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         cached_tokens=event.cached_tokens,
+        prompt_logprobs=event.prompt_logprobs,
     )
 
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
+from lockstep.core.outputs import TokenLogprobs
 from lockstep.server.choices import ChoicePlan, Piece
 from lockstep.server.delivery import deliver, delivery_for
 from lockstep.server.endpoint import ServerContext
 from lockstep.server.exchange import Exchange
 from lockstep.server.identity import AnswerIdentity, new_identity, spelling_for
-from lockstep.server.logprobs import CompletionColumns, TokenSpelling
+from lockstep.server.logprobs import CompletionColumns, TokenSpelling, prompt_entries
+from lockstep.server.logprobs import prompt_logprobs as in_vllm_shape
 from lockstep.server.prompts import completion_prompts
 from lockstep.server.requests import CompletionRequest, read_request
-from lockstep.server.responses import Answered, CompletionChoice, Usage
+from lockstep.server.responses import Answered, CompletionChoice, CompletionLogprobs, PromptLogprobs, Usage
 from lockstep.server.sampling import (
     check_stream_options,
     completion_budget,
     completion_logprobs,
     params_of_choice,
     priority_of,
+    prompt_logprobs,
+    prompt_only,
     sampling_params,
     tokens_max,
 )
+from lockstep.text import Tokenizer
 
 _KIND = "text_completion"
 
@@ -35,13 +40,21 @@ async def answer_completion(context: ServerContext, exchange: Exchange, body: by
     identity = new_identity(context, "cmpl")
     plans = await _plans(context, request, identity)
     hidden_ids = frozenset[int]() if request.skip_special_tokens is False else context.tokenizer.special_ids
-    form = CompletionForm(identity, spelling_for(context, request), hidden_ids=hidden_ids, token_ids_shown=bool(request.return_token_ids))
+    form = CompletionForm(
+        identity,
+        spelling_for(context, request),
+        tokenizer=context.tokenizer,
+        hidden_ids=hidden_ids,
+        token_ids_shown=bool(request.return_token_ids),
+        prompt_logprobs=request.prompt_logprobs,
+    )
     await deliver(context, exchange, delivery_for(request, plans, form))
 
 
 async def _plans(context: ServerContext, request: CompletionRequest, identity: AnswerIdentity) -> list[ChoicePlan]:
     tokenizer = context.tokenizer
     logprobs = completion_logprobs(request, context.settings.max_logprobs)
+    told = prompt_logprobs(request, context.settings.max_logprobs)
     priority = priority_of(request)
     budget = completion_budget(request, context.settings.sampling_defaults)
     window = context.client.max_model_len
@@ -55,7 +68,12 @@ async def _plans(context: ServerContext, request: CompletionRequest, identity: A
     for prompt_index, prompt in enumerate(prompts):
         token_count_max = tokens_max(budget, len(prompt), window)
         params = sampling_params(
-            request, token_count_max=token_count_max, logprobs=logprobs, tokenizer=tokenizer, defaults=context.settings.sampling_defaults
+            request,
+            token_count_max=token_count_max,
+            logprobs=logprobs,
+            prompt_logprobs=told,
+            tokenizer=tokenizer,
+            defaults=context.settings.sampling_defaults,
         )
         for choice in range(params.n):
             plans.append(
@@ -67,17 +85,36 @@ async def _plans(context: ServerContext, request: CompletionRequest, identity: A
                     params=params_of_choice(params, choice),
                     choice=choice,
                     priority=priority,
+                    echo=_prompt_text(request, prompt_index, prompt, tokenizer) if request.echo else None,
+                    prompt_only=prompt_only(request),
                 )
             )
     return plans
 
 
+def _prompt_text(request: CompletionRequest, index: int, ids: tuple[int, ...], tokenizer: Tokenizer) -> str:
+    """As it was sent, or what its ids say."""
+    sent = request.prompt if isinstance(request.prompt, str) else request.prompt[index]
+    return sent if isinstance(sent, str) else tokenizer.decode(list(ids), skip_special_tokens=request.skip_special_tokens is not False)
+
+
 class CompletionForm:
-    """Writes completions. token_ids_shown: vLLM's return_token_ids."""
+    """Writes completions. token_ids_shown: vLLM's return_token_ids. prompt_logprobs: alternatives a prompt token, None for none."""
 
-    __slots__ = ("_columns", "_hidden_ids", "_identity", "_seen", "_spelling", "_token_ids_shown")
+    __slots__ = ("_columns", "_hidden_ids", "_identity", "_prompt_logprobs", "_seen", "_spelling", "_token_ids_shown", "_tokenizer")
 
-    def __init__(self, identity: AnswerIdentity, spelling: TokenSpelling, *, hidden_ids: frozenset[int], token_ids_shown: bool) -> None:
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        spelling: TokenSpelling,
+        *,
+        tokenizer: Tokenizer,
+        hidden_ids: frozenset[int],
+        token_ids_shown: bool,
+        prompt_logprobs: int | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._prompt_logprobs = prompt_logprobs
         self._identity = identity
         self._spelling = spelling
         self._hidden_ids = hidden_ids
@@ -97,26 +134,38 @@ class CompletionForm:
         return self._identity.answered(_KIND, [self._choice(piece) for piece in pieces], usage=usage)
 
     def _choice(self, piece: Piece) -> CompletionChoice:
-        index = piece.plan.index
+        plan, index = piece.plan, piece.plan.index
+        first, self._seen[index] = index not in self._seen, True
+        text = plan.echo + piece.text if first and plan.echo is not None else piece.text
+        told: PromptLogprobs | UnsetType = UNSET
+        if piece.prompt_logprobs is not None and self._prompt_logprobs is not None:
+            told = in_vllm_shape(self._tokenizer, plan.prompt_token_ids, piece.prompt_logprobs, self._prompt_logprobs)
         token_ids: tuple[int, ...] | UnsetType = UNSET
         prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
         if self._token_ids_shown:
             token_ids = piece.token_ids
-            if not self._seen.setdefault(index, False):
-                self._seen[index] = True
+            if first:
                 prompt_token_ids = piece.plan.prompt_token_ids
-        logprobs = None
-        if piece.plan.params.logprobs is not None:
-            columns = self._columns.get(index)
-            if columns is None:
-                columns = self._columns[index] = CompletionColumns(self._spelling, hidden_ids=self._hidden_ids)
-            logprobs = columns.columns(piece.token_ids, piece.logprobs)
         return CompletionChoice(
             index=index,
-            text=piece.text,
-            logprobs=logprobs,
+            text=text,
+            logprobs=self._logprobs(piece, first),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=token_ids,
             prompt_token_ids=prompt_token_ids,
+            prompt_logprobs=told,
         )
+
+    def _logprobs(self, piece: Piece, first: bool) -> CompletionLogprobs | None:
+        """Of an echoed prompt too."""
+        plan, count = piece.plan, piece.plan.params.logprobs
+        if count is None:
+            return None
+        if first:
+            self._columns[plan.index] = CompletionColumns(self._spelling, hidden_ids=self._hidden_ids)
+        ids: tuple[int, ...] = piece.token_ids
+        entries: list[TokenLogprobs | None] = [*piece.logprobs]
+        if first and plan.echo is not None and piece.prompt_logprobs is not None:
+            ids, entries = plan.prompt_token_ids + ids, [*prompt_entries(piece.prompt_logprobs, count), *entries]
+        return self._columns[plan.index].columns(ids, entries)

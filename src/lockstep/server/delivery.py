@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from lockstep.core.outputs import TokenLogprobs
+from lockstep.core.outputs import LogprobSequence, TokenLogprobs
 from lockstep.server.choices import ChoicePlan, Piece, choice_pieces, merged
 from lockstep.server.endpoint import ServerContext
 from lockstep.server.exchange import Exchange
@@ -28,6 +28,7 @@ class GatheredChoice:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: LogprobSequence | None = None
 
     def whole(self, last: Piece) -> Piece:
         """All pieces as one."""
@@ -36,6 +37,7 @@ class GatheredChoice:
             text="".join(self.texts),
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
         )
@@ -142,6 +144,8 @@ async def _answer_whole(exchange: Exchange, delivery: Delivery, pieces: AsyncIte
         choice.texts.append(piece.text)
         choice.token_ids += piece.token_ids
         choice.logprobs += piece.logprobs
+        if piece.prompt_logprobs is not None:
+            choice.prompt_logprobs = piece.prompt_logprobs
         if piece.finish_reason is not None:
             whole[piece.plan.index] = choice.whole(piece)
     answer = delivery.form.whole([whole[plan.index] for plan in delivery.plans], tally.usage())

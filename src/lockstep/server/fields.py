@@ -47,7 +47,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "modalities": (["text"],),
         "prediction": (),
         "prompt_embeds": (),
-        "prompt_logprobs": (),
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),
         "spaces_between_special_tokens": (True,),

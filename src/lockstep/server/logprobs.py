@@ -10,8 +10,8 @@ import codecs
 import math
 from collections.abc import Sequence
 
-from lockstep.core.outputs import TokenLogprobs
-from lockstep.server.responses import AlternativeLogprob, ChatLogprobs, ChatTokenLogprob, CompletionLogprobs
+from lockstep.core.outputs import LogprobSequence, TokenLogprobs
+from lockstep.server.responses import AlternativeLogprob, ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, PromptLogprob, PromptLogprobs
 from lockstep.text.tokenizer import Tokenizer
 
 
@@ -50,19 +50,22 @@ class CompletionColumns:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._characters = 0
 
-    def columns(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Columns of the next tokens, one entry of `logprobs` a token."""
+    def columns(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+        """Columns of the next tokens, one entry of `logprobs` a token; None is told as null."""
         offsets: list[int] = []
-        tops: list[dict[str, float | None]] = []
+        tops: list[dict[str, float | None] | None] = []
         tokens = [self._spelling.spell(token_id) for token_id in token_ids]
         for token_id, token, entry in zip(token_ids, tokens, logprobs, strict=True):
             offsets.append(self._characters)
             if token_id not in self._hidden:
                 self._characters += len(self._decoder.decode(self._spelling.raw(token_id)))
+            if entry is None:
+                tops.append(None)
+                continue
             top = {self._spelling.spell(i): _finite(p) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True)}
             top.setdefault(token, _finite(entry.token_logprob))
             tops.append(top)
-        values = [_finite(entry.token_logprob) for entry in logprobs]
+        values = [None if entry is None else _finite(entry.token_logprob) for entry in logprobs]
         return CompletionLogprobs(text_offset=offsets, token_logprobs=values, tokens=tokens, top_logprobs=tops)
 
 
@@ -83,6 +86,26 @@ def chat_logprobs(spelling: TokenSpelling, token_ids: Sequence[int], logprobs: S
             )
         )
     return ChatLogprobs(content=content)
+
+
+def prompt_entries(columns: LogprobSequence, count: int) -> list[TokenLogprobs | None]:
+    """One a token of the prompt, None for the first, with `count` alternatives."""
+    return [None, *(columns.entry(i, count) for i in range(len(columns)))]
+
+
+def prompt_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], columns: LogprobSequence, count: int) -> PromptLogprobs:
+    """vLLM's shape: the alternatives by rank, and the token itself behind them if it is none of them."""
+    told: PromptLogprobs = []
+    for token_id, entry in zip(token_ids, prompt_entries(columns, count), strict=True):
+        if entry is None:
+            told.append(None)
+            continue
+        best = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+        found = {str(i): PromptLogprob(logprob=_finite(p), rank=rank, decoded_token=tokenizer.token_text(i)) for rank, (i, p) in best if i >= 0}
+        own = PromptLogprob(logprob=_finite(entry.token_logprob), rank=entry.rank, decoded_token=tokenizer.token_text(token_id))
+        found.setdefault(str(token_id), own)
+        told.append(found)
+    return told
 
 
 def _finite(logprob: float) -> float | None:

@@ -45,6 +45,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
     stream: bool | None = None
@@ -54,10 +55,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """POST /v1/completions. prompt: a string, a list of strings, a list of token ids or a list of lists of them; logprobs: alternatives a token."""
+    """POST /v1/completions. prompt: a string, a list of strings, a list of token ids or a list of lists of them; logprobs: alternatives a token.
+    echo: the answer begins with the prompt; with max_tokens 0 it is nothing else."""
 
     prompt: str | list[Any]
     logprobs: int | None = None
+    echo: bool | None = None
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):

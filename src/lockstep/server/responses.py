@@ -23,12 +23,25 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The legacy columns, one entry a token. text_offset: characters of the answer before the token. top_logprobs: holds the token itself too."""
+    """The legacy columns, one entry a token. text_offset: characters of the answer before the token. top_logprobs: holds the token itself too.
+    An echoed prompt's first token has null for both."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float | None]]
+    top_logprobs: list[dict[str, float | None] | None]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's. rank: place in the whole vocabulary, from 1."""
+
+    logprob: float | None
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token of the prompt, the first has none: from token ids, as text, to what is told of them."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +54,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class AlternativeLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +117,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Any]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):

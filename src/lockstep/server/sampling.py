@@ -32,7 +32,13 @@ Defaults = Mapping[str, float]
 
 
 def completion_budget(request: CompletionRequest, defaults: Defaults) -> TokenBudget:
-    return TokenBudget(asked=request.max_tokens, default=int(defaults.get("max_tokens", COMPLETION_TOKENS_DEFAULT)))
+    asked = 1 if prompt_only(request) else request.max_tokens
+    return TokenBudget(asked=asked, default=int(defaults.get("max_tokens", COMPLETION_TOKENS_DEFAULT)))
+
+
+def prompt_only(request: CompletionRequest) -> bool:
+    """The prompt is asked back and nothing else. The engine computes one token, which nobody sees."""
+    return bool(request.echo) and request.max_tokens == 0
 
 
 def chat_budget(request: ChatRequest, defaults: Defaults) -> TokenBudget:
@@ -80,6 +86,17 @@ def chat_logprobs(request: ChatRequest, most: int) -> int | None:
     return top or 0
 
 
+def prompt_logprobs(request: GenerationRequest, most: int) -> int | None:
+    """Alternatives a prompt token. An echo shows the prompt's log probabilities among the answer's. Raises InvalidRequestError in a stream, which has
+    no place for them."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequestError("prompt_logprobs are not told in a stream; leave out one of the two", param="prompt_logprobs")
+    asked = _within(request.prompt_logprobs, "prompt_logprobs", most)
+    if not isinstance(request, CompletionRequest) or not request.echo or request.logprobs is None:
+        return asked
+    return max(request.logprobs, -1 if asked is None else asked)
+
+
 def _within(count: int | None, name: str, most: int) -> int | None:
     if count is not None and not 0 <= count <= most:
         raise InvalidRequestError(f"{name} must be from 0 to {most} on this server, got {count}", param=name)
@@ -87,7 +104,13 @@ def _within(count: int | None, name: str, most: int) -> int | None:
 
 
 def sampling_params(
-    request: GenerationRequest, *, token_count_max: int, logprobs: int | None, tokenizer: Tokenizer, defaults: Defaults
+    request: GenerationRequest,
+    *,
+    token_count_max: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    tokenizer: Tokenizer,
+    defaults: Defaults,
 ) -> SamplingParams:
     """The request's parameters; bad words become tokens here. Raises InvalidRequestError naming the field that is out of range."""
     vocab_size, bad_words = tokenizer.vocab_size, tuple(request.bad_words or ())
@@ -114,6 +137,7 @@ def sampling_params(
         allowed_token_ids=request.allowed_token_ids,
         bad_words=bad_words,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         include_stop_str_in_output=_given(request.include_stop_str_in_output, False),
         skip_special_tokens=_given(request.skip_special_tokens, True),
     )

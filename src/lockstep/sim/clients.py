@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lockstep.core.outputs import FinishReason, TokenEvent
+from lockstep.core.outputs import FinishReason, LogprobSequence, TokenEvent
 from lockstep.core.records import Side, Transfer
 from lockstep.core.request import EngineRequest
 from lockstep.core.shaping import Shaping
@@ -32,13 +32,14 @@ def request_of(ask: Ask) -> EngineRequest:
         min_p=ask.min_p,
         priority=ask.priority,
         sibling_of=ask.sibling_of or None,
-        needs_prompt_logprobs=ask.needs_prompt_logprobs,
+        prompt_logprob_count=0 if ask.prompt_logprobs else -1,
         side=Side(stop_ids=ask.stop_ids, shaping=Shaping(frequency_penalty=ask.frequency_penalty), cache_salt=ask.cache_salt.encode()),
     )
 
 
 class Client:
-    """One attempt at a request. tokens, end: what it was told. wrong: what it was told and must not have been, in words. given_up: it has aborted."""
+    """One attempt at a request. tokens, end: what it was told. wrong: what it was told and must not have been, in words. given_up: it has aborted.
+    prompt_logprobs: of its prompt, once they have come."""
 
     def __init__(self, ask: Ask, attempt: int, note: Callable[[Client, TokenEvent], None]) -> None:
         self.ask = ask
@@ -47,6 +48,7 @@ class Client:
         self.end: TokenEvent | None = None
         self.wrong: list[str] = []
         self.given_up = False
+        self.prompt_logprobs: LogprobSequence | None = None
         self._note = note
 
     def take(self, events: Sequence[TokenEvent]) -> None:
@@ -55,6 +57,9 @@ class Client:
                 self.wrong.append(f"after its end it was told {event}")
             if event.index != len(self.tokens):
                 self.wrong.append(f"token {len(self.tokens)} comes next, it was told {event}")
+            if event.prompt_logprobs is not None:
+                self.wrong += ["its prompt's log probabilities came twice"] if self.prompt_logprobs is not None else []
+                self.prompt_logprobs = event.prompt_logprobs
             self.tokens.extend(event.token_ids)
             self.end = event if event.finish_reason is not None else self.end
             self._note(self, event)
@@ -110,6 +115,7 @@ class Router:
                 client.take([event])
             else:
                 assert event.finish_reason is FinishReason.LENGTH, event
+                client.prompt_logprobs = event.prompt_logprobs
                 self._await_transfer(client, event.token_ids)
 
     def _await_transfer(self, client: Client, token: tuple[int, ...]) -> None:
@@ -154,7 +160,9 @@ class Router:
         if transfer is not None:
             self._importing[name] = transfer
         whole = request_of(client.ask)
-        self._engines[1].submit(replace(whole, given=np.array(token, np.int32), transfer=transfer, sibling_of=None), client.take)
+        self._engines[1].submit(
+            replace(whole, given=np.array(token, np.int32), transfer=transfer, sibling_of=None, prompt_logprob_count=-1), client.take
+        )
 
     def _is_over(self, name: str) -> bool:
         live = self._engines[1].live(name)

@@ -222,6 +222,7 @@ class SimEngine:
             prefix_caching=shape.prefix_caching,
             priorities=shape.priorities,
             drafts_max=shape.drafts_max,
+            prompt_logprobs_max=shape.prompt_logprobs_max,
             instance=name,
             stage_layers=tuple((layers.start, layers.stop) for layers in self._splits),
         )

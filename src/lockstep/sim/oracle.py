@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lockstep.core.digest import mix64, mix64_array
 from lockstep.core.layout import BatchLayout
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.request import EngineRequest
 from lockstep.core.types import F32, I32, U64
 from lockstep.ops.step import LogitEdits
@@ -115,7 +116,9 @@ class OracleExecutor:
             for i in range(len(picked))
         ]
         drafts = () if self._draft is None else self._propose(layout, drawn, self._draft)
-        return Sampled(tokens=np.array(drawn, np.int32), drafts=drafts)
+        targets = layout.prompt_targets
+        told = _foretold(hidden[targets.index], targets.token) if len(targets.index) else None
+        return Sampled(tokens=np.array(drawn, np.int32), prompt_logprobs=told, drafts=drafts)
 
     @staticmethod
     def _propose(layout: BatchLayout, drawn: Sequence[int], draft: Draft) -> Sequence[Sequence[int]]:
@@ -193,23 +196,47 @@ class _Read:
         return sums[self.wanted] - np.where(self.base >= 0, sums[self.base], np.uint64(0))
 
 
+def _foretold(hidden: U64, tokens: I32) -> LogprobColumns:
+    """What stands for the log probability of `tokens` where the hidden value before each is this: a hash of both."""
+    words = mix64_array(hidden ^ mix64_array(tokens.astype(np.uint64) + _PHI))
+    none = np.zeros((len(tokens), 0), np.int32)
+    return LogprobColumns(
+        logprobs=-(words >> np.uint64(40)).astype(np.float32),
+        ranks=(words % np.uint64(1 << 20)).astype(np.int32),
+        top_ids=none,
+        top_logprobs=none.astype(np.float32),
+    )
+
+
+def prompt_logprobs_of(request: EngineRequest, *, layer_count: int) -> LogprobColumns:
+    """What a request's prompt tokens, but for the first, are told to have, from the prompt alone."""
+    prompt = request.prompt.tolist()
+    hidden = list(_hidden_values(prompt, layer_count))[:-1]
+    return _foretold(np.array(hidden, np.uint64), request.prompt[1:])
+
+
+def _hidden_values(tokens: Sequence[int], layer_count: int) -> Iterator[int]:
+    """The last layer's value at each position. tokens may grow meanwhile."""
+    of_layer = [mix64(layer + 1) for layer in range(layer_count)]
+    sums = [0] * layer_count
+    for position, token in enumerate(tokens):
+        word = mix64(token * 0x1000003 + position + int(_PHI))
+        for layer in range(layer_count):
+            key = mix64(word ^ mix64(position + of_layer[layer]))
+            sums[layer] += mix64(key + position)
+            word = mix64(word + sums[layer])
+        yield word
+
+
 def closed_form(request: EngineRequest, *, layer_count: int, vocabulary: int) -> list[int]:
     """The output tokens of a request, stops and length cap applied, from its tokens alone. Shares no state logic with the engine."""
     tokens = list(request.prompt.tolist())
     filters = _Filters(seed=request.seed, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p)
-    of_layer = [mix64(layer + 1) for layer in range(layer_count)]
-    sums = [0] * layer_count
-    hidden = 0
-    position = 0
+    values = _hidden_values(tokens, layer_count)
+    for _ in range(len(tokens) - 1):
+        next(values)
     while True:
-        while position < len(tokens):
-            word = mix64(tokens[position] * 0x1000003 + position + int(_PHI))
-            for layer in range(layer_count):
-                key = mix64(word ^ mix64(position + of_layer[layer]))
-                sums[layer] += mix64(key + position)
-                word = mix64(word + sums[layer])
-            hidden = word
-            position += 1
+        hidden, position = next(values), len(tokens)
         edits = _counted_anew(tokens, len(request.prompt), request.side.shaping.frequency_penalty)
         token = filters.draw(hidden, position, vocabulary, edits)
         tokens.append(token)

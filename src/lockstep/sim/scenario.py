@@ -34,6 +34,7 @@ class EngineShape:
     priorities: bool
     drafts_max: int
     work_s: tuple[float, ...]
+    prompt_logprobs_max: int = 64
     import_timeout_s: float = 0.3
     lease_s: float = 1.0
 
@@ -66,7 +67,7 @@ class Ask:
     priority: int = 0
     cache_salt: str = ""
     sibling_of: str = ""
-    needs_prompt_logprobs: bool = False
+    prompt_logprobs: bool = False
     direct: bool = False
     drafter: str = "none"
     abort: Abort | None = None

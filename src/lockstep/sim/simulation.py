@@ -23,7 +23,7 @@ from lockstep.sim.engine import Detection, SimEngine, Watcher
 from lockstep.sim.injector import Injector
 from lockstep.sim.log import Log
 from lockstep.sim.network import SimNetwork
-from lockstep.sim.oracle import closed_form
+from lockstep.sim.oracle import closed_form, prompt_logprobs_of
 from lockstep.sim.parts import Parts
 from lockstep.sim.rig import LAYER_COUNT, VOCABULARY
 from lockstep.sim.scenario import Abort, Ask, Scenario
@@ -278,6 +278,7 @@ class Simulation(Watcher):
         name, expected, end = client.ask.name, self._expected[client.ask.name], client.end
         assert end is not None, name
         reason = end.finish_reason
+        self._judge_prompt_logprobs(client)
         if client.tokens != expected[: len(client.tokens)]:
             self._fail("wrong tokens", f"{name} got {client.tokens}, {expected} is right")
         elif reason is FinishReason.ABORT:
@@ -293,6 +294,18 @@ class Simulation(Watcher):
                 self._fail("wrong end", f"{name} ended by {reason}")
             elif name in self._injector.struck:
                 self._fail("wrong end", f"{name} is poison and ended by {reason}")
+
+    def _judge_prompt_logprobs(self, client: Client) -> None:
+        """With the first token, all of them, as the prompt alone has them."""
+        told = client.prompt_logprobs
+        if not client.ask.prompt_logprobs:
+            if told is not None:
+                self._fail("prompt logprobs", f"{client.ask.name} was told what it did not ask for")
+        elif client.tokens:
+            right = prompt_logprobs_of(request_of(client.ask), layer_count=LAYER_COUNT)
+            entries = [] if told is None else [told.entry(i, 0) for i in range(len(told))]
+            if told is None or entries != [right.entry(i, 0) for i in range(len(right))]:
+                self._fail("prompt logprobs", f"{client.ask.name} was told {entries}, {right} is right")
 
     def _judge_error(self, client: Client, end: TokenEvent) -> None:
         name, error = client.ask.name, end.error

@@ -83,7 +83,7 @@ def _ask_words(ask: Ask) -> str:
     parts += [f"priority {ask.priority}"] if ask.priority else []
     parts += [f"salt {ask.cache_salt}"] if ask.cache_salt else []
     parts += [f"sibling of {ask.sibling_of}"] if ask.sibling_of else []
-    parts += ["takes no prefix hits"] if ask.needs_prompt_logprobs else []
+    parts += ["prompt logprobs"] if ask.prompt_logprobs else []
     parts += ["direct"] if ask.direct else []
     if ask.abort is not None:
         again = f", again after {ask.abort.again_after:g} s" if ask.abort.again_after >= 0 else ""

@@ -146,6 +146,7 @@ def _admitted_columns(line: Command, side: Side) -> dict[str, int | float]:
         "seed": line.number("seed", 1),
         "top_p": 1.0,
         "logprob_count": -1,
+        "prompt_logprob_count": -1,
         "side_hash": side.hash64(),
         "kv_salt": side.kv_salt(),
         "importing": line.flag("importing", False),

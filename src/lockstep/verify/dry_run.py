@@ -12,11 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lockstep.config import EngineConfig
+from lockstep.core.arrivals import Delivery
+from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.outputs import FinishReason, TokenEvent
+from lockstep.core.params import LOGPROBS_MAX
 from lockstep.core.ragged import Ragged
-from lockstep.core.records import StepPlan, StepResult
+from lockstep.core.records import PromptLogprobs, StepPlan, StepResult
 from lockstep.core.request import EngineRequest
-from lockstep.core.scheduler import Delivery, Scheduler
+from lockstep.core.scheduler import Scheduler
 from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import ceil_div
 from lockstep.launch.engine import scheduler_config
@@ -35,6 +38,7 @@ class DryEngine:
         self._plans: deque[StepPlan] = deque()
         self._commands: deque[tuple[EngineRequest, Sink] | str] = deque()
         self._known: dict[int, tuple[int, int, int]] = {}
+        self._prompts: dict[int, tuple[int, int, int]] = {}
         self._running = False
 
     def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
@@ -75,6 +79,11 @@ class DryEngine:
         c = plan.admissions.values
         for i in range(len(plan.admissions.slots)):
             self._known[int(c["generation"][i])] = (int(c["seed"][i]), int(c["known"][i]), int(c["length_cap"][i]))
+            self._prompts[int(c["generation"][i])] = (
+                int(c["prompt_length"][i]),
+                int(c["prompt_logprob_start"][i]),
+                int(c["prompt_logprob_count"][i]),
+            )
         rows = [r for r in np.flatnonzero(plan.rows.samples) if int(plan.rows.generations[r]) in self._known]
         drawn = [self._draw(int(plan.rows.generations[r])) for r in rows]
         return StepResult(
@@ -85,6 +94,27 @@ class DryEngine:
             tokens=Ragged.of([[token] for token, _ in drawn]),
             finishes=np.array([finish for _, finish in drawn], np.int32),
             drafts=Ragged.of([()] * len(rows)),
+            prompt_logprobs=self._told(plan),
+        )
+
+    def _told(self, plan: StepPlan) -> PromptLogprobs | None:
+        """Log probabilities of prompts where the rows would tell some: no numbers, but their number decides how prompts are cut."""
+        told: list[tuple[int, int, int]] = []
+        rows = plan.rows
+        for slot, generation, start, count in zip(
+            rows.slots.tolist(), rows.generations.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True
+        ):
+            prompt_length, first, alternatives = self._prompts[generation]
+            if alternatives >= 0 and start >= 0:
+                told += [(slot, generation, at + 1) for at in range(max(start, first - 1), min(start + count, prompt_length - 1))]
+        if not told:
+            return None
+        zeros = np.zeros(len(told), np.float32)
+        none = np.zeros((len(told), LOGPROBS_MAX), np.int32)
+        columns = LogprobColumns(logprobs=zeros, ranks=zeros.astype(np.int32), top_ids=none, top_logprobs=none.astype(np.float32))
+        slots, generations, positions = (np.array(column) for column in zip(*told, strict=True))
+        return PromptLogprobs(
+            slots=slots.astype(np.int32), generations=generations.astype(np.int64), positions=positions.astype(np.int32), columns=columns
         )
 
     def _draw(self, generation: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from lockstep.config import EngineConfig
@@ -40,7 +41,7 @@ PLAIN_SETTINGS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """The first difference of one answer. position: index in the output. what: tokens, logprobs or finish."""
+    """The first difference of one answer. position: index in the output. what: tokens, logprobs, prompt logprobs or finish."""
 
     cell: str
     request: str
@@ -302,6 +303,9 @@ class Matrix:
             if got is None:
                 self._mismatch(cell, name, 0, "answer", "one", "none")
                 continue
+            told = [(a, b) for a, b in zip_longest(expected.prompt_logprobs, got.prompt_logprobs) if a != b]
+            if told:
+                self._mismatch(cell, name, 0, "prompt logprobs", *told[0])
             pairs = list(zip(_entries(expected), _entries(got), strict=False))
             position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
             if position is not None:

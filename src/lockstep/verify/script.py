@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lockstep.core.outputs import FinishReason, TokenEvent, TokenLogprobs
+from lockstep.core.params import LOGPROBS_MAX
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InternalError, LockstepError
 from lockstep.runtime.loop import Sink
@@ -32,6 +33,7 @@ class AnyEngine(Protocol):
 class _Open:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
 
 
@@ -72,7 +74,7 @@ class Script:
         if self._error is not None:
             raise self._error
         return {
-            name: Answer(tokens=tuple(a.tokens), logprobs=tuple(a.logprobs), finish=a.finish)
+            name: Answer(tokens=tuple(a.tokens), logprobs=tuple(a.logprobs), finish=a.finish, prompt_logprobs=a.prompt_logprobs)
             for name, a in self._answers.items()
             if name not in self._neighbours
         }
@@ -94,6 +96,8 @@ class Script:
             request = self._open[event.request_id]
             request.tokens.extend(event.token_ids)
             request.logprobs.extend(event.logprobs)
+            if (told := event.prompt_logprobs) is not None:
+                request.prompt_logprobs = tuple(told.entry(i, LOGPROBS_MAX) for i in range(len(told)))
             if event.finish_reason is not None:
                 request.finish = event.finish_reason
                 self._error = self._error or event.error

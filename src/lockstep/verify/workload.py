@@ -28,6 +28,8 @@ LATE = frozenset({13, 15})
 REQUEST_COUNT = len(_PROMPT_SHARES)
 NEIGHBOUR_COUNT = 3
 LOGPROBS = 2
+PROMPT_LOGPROBS: Mapping[int, int] = {2: 0, 6: 2, 14: 1}
+"""Alternatives a prompt token, by request. Prompts short enough to be told in one step, so that the plain way does not cut them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +44,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """tokens, one logprobs entry a token, and why it ended. Two answers are equal if all bits are."""
+    """tokens, one logprobs entry a token, and why it ended; what was told of its prompt, if it asked. Two answers are equal if all bits are."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish: FinishReason | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ def first_asks(text_ids: Sequence[int], vocab_size: int, window: int, seed: int 
         if i in SHARING:
             prompt = (base + prompt)[:length]
         tokens = max(3, int(output_share * window) + rng.randrange(-1, 3))
-        params = replace(_params(i, rng, tokens), **_shaping(i, rng, vocab_size))
+        params = replace(_params(i, rng, tokens), **_shaping(i, rng, vocab_size), prompt_logprobs=PROMPT_LOGPROBS.get(i))
         asks.append(Ask(name=f"request-{i}", prompt=tuple(prompt), params=params, late=i in LATE))
     return tuple(asks)
 

@@ -14,7 +14,7 @@ FIELDS = (
     *("prompt", "n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs"),
     *("include_stop_str_in_output", "skip_special_tokens", "add_special_tokens", "priority", "stream_options", "return_token_ids", "model"),
     *("logit_bias", "presence_penalty", "best_of", "echo", "messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-    *("min_tokens", "repetition_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
+    *("prompt_logprobs", "min_tokens", "repetition_penalty", "frequency_penalty", "allowed_token_ids", "bad_words"),
     *("add_generation_prompt", "tools", "response_format", "return_tokens_as_token_ids"),
 )
 ODD_VALUES = (
@@ -55,9 +55,8 @@ def test_odd_values_give_400_or_a_right_answer_never_500(http: httpx2.Client, en
         ("allowed_token_ids", [258]),
         ("bad_words", [""]),
         ("best_of", 3),
-        ("echo", True),
         ("suffix", "x"),
-        ("prompt_logprobs", 1),
+        ("prompt_logprobs", 21),
         ("min_tokens", 17),
         ("tools", [{"type": "function"}]),
         ("response_format", {"type": "json_object"}),

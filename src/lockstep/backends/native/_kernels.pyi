@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from lockstep.ops.step import F32, I32, U64
 
-Columns = tuple[I32, U64, I32, F32, I32, F32, F32, I32]
+Columns = tuple[I32, U64, I32, F32, I32, F32, F32, I32, I32]
 Edits = tuple[I32, NDArray[np.uint32], I32, I32, F32, F32, F32]
-Samples = tuple[I32, F32, I32, F32]
+Samples = tuple[I32, F32, I32, I32, F32]
 
 class EngineError(Exception): ...
 

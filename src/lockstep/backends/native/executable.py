@@ -40,7 +40,7 @@ class NativeExecutable:
                 sampling=_columns(sampling),
                 edits=_edits(sampling.edits),
                 bound=[(self._index[name], array) for name, array in self._bound.items()],
-                samples=(samples.tokens, samples.logprobs, samples.top_ids, samples.top_logprobs),
+                samples=(samples.tokens, samples.logprobs, samples.ranks, samples.top_ids, samples.top_logprobs),
             )
         except _kernels.EngineError as error:
             raise InternalError(f"native step: {error}") from None
@@ -98,6 +98,7 @@ def _empty_samples(sampling: SamplingInputs) -> SampleOutputs:
     return SampleOutputs(
         tokens=np.full(count, -1, dtype=np.int32),
         logprobs=np.full(count, np.nan, dtype=np.float32),
+        ranks=np.full(count, -1, dtype=np.int32),
         top_ids=np.full((count, top_count), -1, dtype=np.int32),
         top_logprobs=np.full((count, top_count), np.nan, dtype=np.float32),
     )
@@ -113,6 +114,7 @@ def _columns(sampling: SamplingInputs) -> _kernels.Columns:
         sampling.top_ps,
         sampling.min_ps,
         sampling.logprob_counts,
+        np.full(len(sampling.index), -1, dtype=np.int32) if sampling.targets is None else sampling.targets,
     )
 
 
@@ -126,7 +128,11 @@ def _describe(inputs: StepInputs, bound: Mapping[str, F32]) -> str:
     sampling = inputs.sampling
     arrays = {name: getattr(inputs, name) for name in ("token_ids", "positions", "row_starts")}
     arrays |= {f"block_tables[{i}]": table for i, table in enumerate(inputs.block_tables)}
-    arrays |= {f"sampling.{name}": getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "edits"}
+    arrays |= {
+        f"sampling.{name}": getattr(sampling, name)
+        for name in sampling.__dataclass_fields__
+        if getattr(sampling, name) is not None and name != "edits"
+    }
     if sampling.edits is not None:
         arrays |= {f"edits.{name}": getattr(sampling.edits, name) for name in sampling.edits.__dataclass_fields__}
     arrays |= bound

@@ -175,8 +175,11 @@ def select(call: Call) -> Tensor:
 def sample(call: Call) -> SampleOutputs:
     """One position after the other; each is a function of its own logits and columns."""
     (logits_SV,), columns = call.inputs, call.step.sampling
+    targets = [-1] * logits_SV.shape[0] if columns.targets is None else columns.targets.tolist()
     tokens = [
-        choose_token(
+        target
+        if target >= 0
+        else choose_token(
             logits_SV[index] if columns.edits is None else edit_logits(logits_SV[index], columns.edits, index),
             seed=int(columns.seeds[index]),
             position=int(columns.positions[index]),
@@ -185,6 +188,6 @@ def sample(call: Call) -> SampleOutputs:
             top_p=float(columns.top_ps[index]),
             min_p=float(columns.min_ps[index]),
         )
-        for index in range(logits_SV.shape[0])
+        for index, target in enumerate(targets)
     ]
     return log_probabilities(logits_SV, tokens, columns.logprob_counts)

@@ -68,6 +68,8 @@ def _check_sampling(inputs: StepInputs, tokens: int, samples: int) -> None:
         if getattr(sampling, name).shape != (samples,):
             raise InternalError(f"sampling.{name} must have shape {(samples,)}, got {getattr(sampling, name).shape}")
     _check_range("sampling.index", sampling.index, tokens)
+    if sampling.targets is not None and sampling.targets.shape != (samples,):
+        raise InternalError(f"sampling.targets must have shape {(samples,)}, got {sampling.targets.shape}")
     if sampling.edits is not None:
         _check_edits(sampling.edits, samples)
 

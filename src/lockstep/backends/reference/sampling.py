@@ -83,6 +83,7 @@ def log_probabilities(logits_SV: Tensor, tokens: list[int], counts: I32) -> Samp
     """The step's outputs: tokens, and for the positions that ask, log_softmax of the raw logits at the token and at the best `counts` ids."""
     widest = max([0, *counts.tolist()])
     logprobs = np.full(len(tokens), np.nan, np.float32)
+    ranks = np.full(len(tokens), -1, np.int32)
     top_ids = np.full((len(tokens), widest), -1, np.int32)
     top_logprobs = np.full((len(tokens), widest), np.nan, np.float32)
     for index, (token, count) in enumerate(zip(tokens, counts.tolist(), strict=True)):
@@ -92,6 +93,7 @@ def log_probabilities(logits_SV: Tensor, tokens: list[int], counts: I32) -> Samp
         values = shifted - elementwise(torch.log, fold(elementwise(torch.exp, shifted), -1))
         best = torch.sort(values, descending=True, stable=True).indices[:count]
         logprobs[index] = float(values[token])
+        ranks[index] = 1 + int((logits_SV[index] > logits_SV[index][token]).sum())
         top_ids[index, : len(best)] = best.cpu().numpy()
         top_logprobs[index, : len(best)] = values[best].cpu().numpy()
-    return SampleOutputs(tokens=np.array(tokens, np.int32), logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
+    return SampleOutputs(tokens=np.array(tokens, np.int32), logprobs=logprobs, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs)

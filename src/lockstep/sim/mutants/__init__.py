@@ -12,7 +12,6 @@ MUTANTS: Sequence[Mutant] = tuple(
 )
 
 NO_CODE_YET: Mapping[str, str] = {
-    "rule 18": "prompt log probabilities are not computed yet",
     "rule 25": "stop strings are found by clients, who are no part of what is simulated; to the log they are aborts",
     "rule 28": "no values stay on a GPU: every result comes to the driver before its tokens are used",
     "rule 29": "no tensor parallelism yet",

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from lockstep.core.arrivals import Delivery
 from lockstep.core.blocks import BlockBook, GroupBlocks
 from lockstep.core.plan_builder import PlanBuilder
 from lockstep.core.pool import BlockPool
 from lockstep.core.prefix import KEY_BYTES, PrefixHasher
 from lockstep.core.records import StepResult
 from lockstep.core.request import LiveRequest
-from lockstep.core.scheduler import Delivery
 from lockstep.core.transfers import TransferBook
 from lockstep.core.types import I32, ceil_div
 from lockstep.sim.mutants.mutant import Mutant, of_scheduler
@@ -62,7 +62,7 @@ class HitsUpToKnown(LooseBook):
     """Whole blocks below `known`: a row may have nothing left to compute."""
 
     def find_hits(self, request: LiveRequest) -> list[list[int]]:
-        if self._hasher is None or request.spec.needs_prompt_logprobs or request.transfer is not None:
+        if self._hasher is None or request.lacks_prompt_logprobs or request.transfer is not None:
             return [[] for _ in self.pools]
         count = request.known // self._size
         self._hasher.extend(request.chain, request.tokens, request.spec.side.cache_salt, count)
@@ -88,6 +88,34 @@ class MayHitAllButOne(OtherBooks):
         super()._admit(request, hits, build)
         del vars(build)["admit"]
         request.scheduled = min(request.scheduled, most)
+
+
+# Rule 18: log probabilities of prompts
+
+
+class HitsWhateverIsLacking(LooseBook):
+    """A request that wants its prompt's log probabilities hits what any other would."""
+
+    def find_hits(self, request: LiveRequest) -> list[list[int]]:
+        right = super().find_hits(request)
+        start, request.prompt_logprob_start = request.prompt_logprob_start, request.prompt_length
+        found = super().find_hits(request)
+        request.prompt_logprob_start = start
+        self.did(found != right)
+        return found
+
+
+class HitsInSpiteOfPromptLogprobs(OtherBooks):
+    book_kind = HitsWhateverIsLacking
+
+
+class PromptLogprobsOfASlot(WatchedScheduler):
+    """Those that have come go when the request leaves its slot, and it goes on behind them."""
+
+    def _preempt(self, request: LiveRequest, build: PlanBuilder) -> None:
+        super()._preempt(request, build)
+        self.did(bool(request.prompt_logprobs))
+        request.prompt_logprobs.clear()
 
 
 # Rule 15: when a block may be hit
@@ -266,7 +294,7 @@ def _mutant(kind: str, name: str, loosens: str, scheduler: type[WatchedScheduler
     return Mutant(name=name, kind=kind, loosens=loosens, parts=of_scheduler(scheduler), setting=setting, equivalent=equivalent)
 
 
-_ALIKE, _HAND_OVER = Setting(alike=True), Setting(hand_over=True)
+_ALIKE, _HAND_OVER, _TIGHT = Setting(alike=True), Setting(hand_over=True), Setting(tight=True)
 
 MUTANTS: Sequence[Mutant] = (
     _mutant("rule 4", "may-hit-all", "a prefix hit may cover all known tokens", MayHitAll, _ALIKE),
@@ -278,6 +306,14 @@ MUTANTS: Sequence[Mutant] = (
         _ALIKE,
         "the row writes at the last position of the block the very bits and tag that stand there (same prefix, row-invariant kernels)",
     ),
+    _mutant(
+        "rule 18",
+        "hits-without-prompt-logprobs",
+        "a request that lacks log probabilities of its prompt hits prefixes",
+        HitsInSpiteOfPromptLogprobs,
+        _ALIKE,
+    ),
+    _mutant("rule 18", "preemption-loses-prompt-logprobs", "a preempted request keeps its place and not what came", PromptLogprobsOfASlot, _TIGHT),
     _mutant("rule 15", "publishes-while-building", "a block may be hit in the plan that fills it", PublishesWhileBuilding, _ALIKE),
     _mutant("rule 15", "publishes-on-admission", "a prompt's blocks may be hit before they are planned", PublishesOnAdmission, _ALIKE),
     _mutant("rule 15", "publishes-planned-answers", "blocks of an answer may be hit once they are planned", AnswersBeforeResult, _ALIKE),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lockstep.core.arrivals import Delivery
 from lockstep.core.plan_builder import PlanBuilder
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import LiveRequest
-from lockstep.core.scheduler import Delivery
 from lockstep.core.types import UNKNOWN_START
 from lockstep.sim.mutants.mutant import Mutant
 from lockstep.sim.mutants.setting import Setting

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lockstep.core.arrivals import Delivery
 from lockstep.core.plan_builder import PlanBuilder
 from lockstep.core.records import StepResult
 from lockstep.core.request import STRIKES_MAX, LiveRequest
-from lockstep.core.scheduler import Delivery
 from lockstep.sim.mutants.mutant import Mutant
 from lockstep.sim.mutants.setting import Setting
 from lockstep.sim.mutants.watched_scheduler import OtherRequests, WatchedScheduler, decider
