@@ -9,20 +9,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.async_llm import AsyncLLM, AsyncLLMEngine
-    from lockstep.core.params import SamplingParams
+    from lockstep.core.params import SamplingParams, StructuredOutputsParams
     from lockstep.llm import LLM, CompletionOutput, Logprob, RequestOutput
 
-__all__ = ["LLM", "AsyncLLM", "AsyncLLMEngine", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     """Loaded when first asked for, so that a stage's process or `lockstep --help` does not pay for it."""
-    if name == "SamplingParams":
-        from lockstep.core.params import SamplingParams
+    if name in ("SamplingParams", "StructuredOutputsParams"):
+        from lockstep.core import params
 
-        return SamplingParams
+        return getattr(params, name)
     if name.startswith("AsyncLLM") and name in __all__:
         from lockstep import async_llm
 

@@ -185,6 +185,8 @@ class AsyncLLM:
         text = prompt if isinstance(prompt, str) else None
         if text is not None and len(text) > INLINE_CHARACTERS_MAX:
             prompt = {"prompt": text, "prompt_token_ids": await asyncio.to_thread(self._tokenizer.encode, text)}
+        if params.structured_outputs is not None:
+            await asyncio.to_thread(self._running.factory.grammar_of, params)
         return new_answer(self._running, self._tokenizer, request_id, prompt, params, priority)
 
     async def _read(self, answer: Answer) -> AsyncGenerator[None, None]:

@@ -12,7 +12,7 @@ from lockstep.core.acceptance import accept
 from lockstep.core.layout import BatchLayout
 from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.records import Side, StepResult
-from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+from lockstep.core.schema import FINISH_FAILED, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.table import SlotTable, TableShape
 
 STOP, WRONG = 99, 50
@@ -90,6 +90,18 @@ def test_next_drafts_go_with_a_live_row_and_not_with_an_ended_one() -> None:
     assert accepted(verifying_layout([], 5), [10], [[7, 8]]).drafts.row(0).tolist() == [7, 8]
     assert accepted(verifying_layout([], 5), [STOP], [[7, 8]]).drafts.row(0).tolist() == []
     assert accepted(verifying_layout([], 1), [10], [[7, 8]]).drafts.row(0).tolist() == []
+
+
+def test_a_run_ends_before_a_position_without_a_next_token_and_a_row_that_begins_with_one_fails() -> None:
+    def taken(failed: set[int]) -> tuple[list[int], int]:
+        layout = verifying_layout([10, 11], 9)
+        result = accept(layout, np.array([10, 11, 12], np.int32), epoch=0, digests=np.zeros(1, np.uint64), failed=failed)
+        return result.tokens.row(0).tolist(), int(result.finishes[0])
+
+    assert taken(set()) == ([10, 11, 12], FINISH_NONE)
+    assert taken({1, 2}) == ([10], FINISH_NONE)
+    assert taken({2}) == ([10, 11], FINISH_NONE)
+    assert taken({0, 1, 2}) == ([10], FINISH_FAILED)
 
 
 def test_log_probabilities_follow_the_accepted_tokens() -> None:

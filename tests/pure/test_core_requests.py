@@ -10,6 +10,7 @@ from core_loop import TOKEN, Loop, make_request, make_scheduler
 
 from lockstep.core.outputs import FinishReason
 from lockstep.core.records import Side, StepPlan
+from lockstep.core.shaping import Shaping
 from lockstep.errors import InternalError
 
 PROMPT = list(range(100, 112))
@@ -292,3 +293,21 @@ def test_a_prompt_is_cut_where_a_step_has_told_enough_log_probabilities() -> Non
     loop.answer()
     counts += [loop.expect_plan().rows.counts.tolist() for _ in range(2)]
     assert counts == [[5, 20], [5], [3]]
+
+
+def test_a_request_waits_for_its_grammar_and_nobody_waits_for_it() -> None:
+    """Rule 26; in each epoch anew."""
+    side = Side(shaping=Shaping(grammar="g"))
+    loop = Loop(make_scheduler())
+    loop.scheduler.submit(make_request("a", PROMPT, 4, side=side))
+    assert loop.scheduler.plan() is None
+    loop.scheduler.submit(make_request("b", PROMPT, 2))
+    assert computed_of(loop.expect_plan()) == [0]
+    assert [request.spec.request_id for request in loop.scheduler.running] == ["b"]
+    while not loop.answer()[0].finish:
+        loop.expect_plan()
+    loop.scheduler.grammars.add(side.shaping.grammar_key)
+    loop.expect_plan()
+    assert [request.spec.request_id for request in loop.scheduler.running] == ["a"]
+    loop.scheduler.restart(1, strikes=False)
+    assert loop.scheduler.plan() is None

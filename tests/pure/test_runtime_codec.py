@@ -22,6 +22,8 @@ from lockstep.runtime.messages import (
     Activations,
     ColumnsRequest,
     Heartbeat,
+    GrammarReport,
+    GrammarRequest,
     ImportReport,
     KVPart,
     KVPull,
@@ -168,6 +170,8 @@ MESSAGE_STRATEGIES: dict[type[Any], st.SearchStrategy[Any]] = {
     KVPull: st.builds(KVPull, transfer=TRANSFERS, layers=st.tuples(SMALL, SMALL), reader=SMALL),
     KVPart: st.builds(KVPart, transfer=TRANSFERS, layers=st.tuples(SMALL, SMALL), tags=DIGESTS, values=ARRAYS),
     ImportReport: st.builds(ImportReport, stage=SMALL, epoch=SMALL, slot=SMALL, generation=SMALL, computed=SMALL),
+    GrammarRequest: st.builds(GrammarRequest, epoch=SMALL, key=TEXTS, source=TEXTS),
+    GrammarReport: st.builds(GrammarReport, epoch=SMALL, key=TEXTS, error=TEXTS),
 }
 
 

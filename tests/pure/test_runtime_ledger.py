@@ -10,7 +10,7 @@ from core_loop import Admission, Answer, Row, make_plan, make_request, make_resu
 
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.records import Side, StepPlan
-from lockstep.core.schema import FINISH_LENGTH, FINISH_STOP
+from lockstep.core.schema import FINISH_FAILED, FINISH_LENGTH, FINISH_STOP
 from lockstep.core.shaping import Shaping
 from lockstep.errors import LedgerError
 from lockstep.runtime.ledger import DeliveryLedger
@@ -63,6 +63,7 @@ WRONG_ANSWERS: dict[str, tuple[list[Answer], str]] = {
     "an end without a reason": ([Answer(0, 5, [4], FINISH_LENGTH)], "finish 2 came, 0 is right"),
     "a stop that goes on": ([Answer(0, 5, [STOP])], "finish 0 came, 1 is right"),
     "tokens behind a stop": ([Answer(0, 5, [STOP, 4], FINISH_STOP)], "stop at 0"),
+    "a failure of a request without a grammar": ([Answer(0, 5, [4], FINISH_FAILED)], "no grammar to say so"),
     "a stop that is called a length": ([Answer(0, 5, [STOP], FINISH_LENGTH)], "finish 2 came, 1 is right"),
 }
 
@@ -207,3 +208,14 @@ def test_what_clients_are_told_is_what_is_due(events: list[TokenEvent]) -> None:
     with pytest.raises(LedgerError, match="not what the results brought") as caught:
         ledger.check_events(0, due, events)
     assert set(caught.value.request_ids) == {"a", *(event.request_id for event in events)}
+
+
+def test_a_grammar_without_a_next_token_ends_its_request_and_delivers_none() -> None:
+    side = Side(shaping=Shaping(grammar="g"))
+    ledger = DeliveryLedger()
+    ledger.open(make_request("a", [1, 2, 3], 5, side=side, **ASKED))
+    ledger.note_plan(plan(0, 3, admits=[dataclasses.replace(admission(side_hash=side.hash64(), kv_salt=side.kv_salt()), side=side)]), ["a"])
+    due = ledger.note_result(make_result(0, [Answer(0, 5, [4], FINISH_FAILED)]))
+    with pytest.raises(LedgerError):
+        ledger.check_events(0, due, [TokenEvent(request_id="a", index=0, token_ids=(4,), finish_reason=FinishReason.ERROR)])
+    ledger.check_events(0, due, [TokenEvent(request_id="a", index=0, finish_reason=FinishReason.ERROR)])

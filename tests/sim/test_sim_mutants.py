@@ -66,7 +66,7 @@ def test_first_fault_on_one_replica_is_noticed_at_run_time_within_two_steps(muta
 def test_looser_rule_is_noticed_by_the_check_that_is_for_it(name: str, scope: str) -> None:
     verdict = judge(named(name), scope, seeds_after=1)
     assert verdict.right, verdict
-    assert verdict.by[0] == BY_RULE[name, scope], verdict
+    assert BY_RULE[name, scope] in verdict.by, verdict
 
 
 def test_every_rule_with_a_figure_has_a_mutant_or_no_code() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from lockstep.cli.flags import count
+from lockstep.cli.flags import count, json_object
 from lockstep.core.params import SamplingParams
 
 
@@ -24,6 +24,12 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | Non
     sampling.add_argument("--min-tokens", type=count, help="no end before so many tokens (default: 0)")
     sampling.add_argument("--sampling-seed", type=int, help="seed of the requests (default: from --seed, or the operating system)")
     sampling.add_argument("--stop", action="append", default=[], help="a string that ends the answer; may be given several times")
+    sampling.add_argument(
+        "--structured-outputs",
+        type=json_object,
+        metavar="JSON",
+        help='what answers must look like: {"json": SCHEMA}, {"regex": "..."}, {"choice": [...]}, {"grammar": "..."} or {"json_object": true}',
+    )
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
 
 
@@ -31,6 +37,6 @@ def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams = Sa
     """What was asked for, and the defaults (the model's, once they are known) for the rest. Raises InvalidRequestError naming the parameter that is
     out of range."""
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
-    names = ("n", "temperature", "top_p", "top_k", "min_p", *penalties, "max_tokens", "stop", "ignore_eos")
+    names = ("structured_outputs", "n", "temperature", "top_p", "top_k", "min_p", *penalties, "max_tokens", "stop", "ignore_eos")
     asked = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     return replace(defaults, **{"max_tokens": None, "seed": arguments.sampling_seed} | asked)

@@ -5,7 +5,7 @@ Nothing else ends a request in the log, and nothing here predicts: every row tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from lockstep.core.layout import BatchLayout
 from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import PromptLogprobs, StepResult
-from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+from lockstep.core.schema import FINISH_FAILED, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import I32, U64
 
 
@@ -26,12 +26,14 @@ def accept(
     logprobs: LogprobColumns | None = None,
     prompt_logprobs: LogprobColumns | None = None,
     drafts: Sequence[Sequence[int]] = (),
+    failed: Collection[int] = (),
 ) -> StepResult:
     """sampled: int32 [S], the target's own draw at each sampled position. A draft is accepted while it equals the draw there; the draw behind the
     last accepted draft is the row's own new token. The earliest token that stops the request or fills its cap ends it; at one token, a stop wins over
     the cap.
     drafts: next drafts, one sequence a sampling row (empty: none); those of an ended request are left out. logprobs: one row a sampled position
-    [S]. prompt_logprobs: one row for each of the layout's prompt targets."""
+    [S]. prompt_logprobs: one row for each of the layout's prompt targets.
+    failed: sampled positions whose grammar has no next token. A run ends before one; a row that begins with one fails."""
     count = len(layout.sample_row)
     assert len(sampled) == layout.sample_starts[-1], (len(sampled), layout.sample_starts)
     assert len(drafts) in (0, count), (len(drafts), count)
@@ -45,7 +47,12 @@ def accept(
         room = int(layout.length_cap[i] - layout.known[row])
         run: list[int] = []
         for position, token in enumerate(draws):
+            if run and first + position in failed:
+                break
             run.append(token)
+            if first + position in failed:
+                finishes[i] = FINISH_FAILED
+                break
             finishes[i] = FINISH_STOP if token in stops[i] else FINISH_LENGTH if len(run) == room else FINISH_NONE
             if finishes[i] or position == len(proposed) or proposed[position] != token:
                 break

@@ -14,14 +14,18 @@ from lockstep.core.logprobs import LogprobColumns
 from lockstep.core.outputs import FinishReason
 from lockstep.core.records import StepResult
 from lockstep.core.request import LiveRequest
+from lockstep.core.schema import FINISH_FAILED, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import NO_STEP
 from lockstep.errors import LogError
+
+FINISHES = {FINISH_NONE: None, FINISH_STOP: FinishReason.STOP, FINISH_LENGTH: FinishReason.LENGTH, FINISH_FAILED: FinishReason.ERROR}
+"""Finish codes to what clients are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """Tokens that a result brought for a request: the first has index `index` in its output. row: the result's row, rank of its logprobs.
-    prompt_logprobs: with the first token, where they were asked for."""
+    prompt_logprobs: with the first token, where they were asked for. A request that failed gets no token."""
 
     request: LiveRequest
     index: int

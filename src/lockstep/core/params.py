@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
+from typing import Any
 
 from lockstep.errors import InvalidRequestError
 
@@ -24,6 +26,67 @@ SPELLINGS_MAX = 3 * BAD_WORDS_MAX
 
 LOGPROBS_MAX = 20
 CHOICES_MAX = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What an answer must look like: exactly one of the first five.
+
+    json: a JSON schema, as an object or as its text. regex: all of the answer matches it. choice: the answer is one of these strings.
+    grammar: EBNF, in the form of Lark or GBNF. json_object: any JSON object. disable_any_whitespace: JSON without white space between its parts;
+    whitespace_pattern: with this between them.
+
+    Raises InvalidRequestError.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self._given()) != 1:
+            raise _unstructured(f"must have one of {', '.join(_STRUCTURES)}, got {' and '.join(self._given()) or 'none of them'}")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _strings("structured_outputs", self.choice))
+            if not self.choice:
+                raise _unstructured("must have at least one choice")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            if not isinstance(getattr(self, name), (str, NoneType)) or getattr(self, name) == "":
+                raise _unstructured(f"must have a non-empty string for {name}, got {getattr(self, name)!r:.200}")
+        if not isinstance(self.json, (str, Mapping, bool, NoneType)):
+            raise _unstructured(f"must have a JSON schema for json, as an object or as its text, got {self.json!r:.200}")
+
+    def _given(self) -> list[str]:
+        return [name for name in _STRUCTURES if getattr(self, name) is not None and not (name == "json_object" and self.json_object is False)]
+
+    @property
+    def kind(self) -> str:
+        """Which of the five it is, in words."""
+        return _STRUCTURES[self._given()[0]]
+
+    @staticmethod
+    def of(value: object) -> StructuredOutputsParams | None:
+        """value: one of these, a mapping with its fields, or None. Raises InvalidRequestError."""
+        if value is None or isinstance(value, StructuredOutputsParams):
+            return value
+        if not isinstance(value, Mapping):
+            raise _unstructured(f"must be an object with one of {', '.join(_STRUCTURES)}, got {value!r:.200}")
+        known = StructuredOutputsParams.__dataclass_fields__
+        for name, given in value.items():
+            if name not in known and given is not None:
+                raise _unstructured(f"has no field {name!r:.60}; there are {', '.join(known)}")
+        return StructuredOutputsParams(**{name: given for name, given in value.items() if given is not None})
+
+
+_STRUCTURES = {"json": "JSON schema", "regex": "regular expression", "choice": "list of choices", "grammar": "grammar", "json_object": "JSON object"}
+
+
+def _unstructured(words: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs {words}", param="structured_outputs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +109,7 @@ class SamplingParams:
     token ids, which whoever has the tokenizer fills in.
     logprobs: None, or how many of the best alternatives (0..20) to report beside each sampled token's log probability.
     prompt_logprobs: the same for each token of the prompt but the first.
+    structured_outputs: what the answer must look like; a mapping becomes a `StructuredOutputsParams`.
     skip_special_tokens: leave special tokens out of the text.
 
     Raises InvalidRequestError naming the parameter.
@@ -71,6 +135,7 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -90,6 +155,7 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 0, LOGPROBS_MAX)
         self._check_shaping()
+        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):

@@ -65,6 +65,7 @@ class LiveRequest:
     tokens: I32
     known: int
     side_hash: int
+    grammar_key: str
     slot: int | None = None
     generation: int = -1
     admitted_known: int = 0
@@ -100,6 +101,7 @@ class LiveRequest:
             tokens=tokens,
             known=known,
             side_hash=spec.side.hash64(),
+            grammar_key=spec.side.shaping.grammar_key,
             delivered=len(spec.given),
             transfer=spec.transfer,
         )

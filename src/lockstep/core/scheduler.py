@@ -11,16 +11,15 @@ import bisect
 import heapq
 from dataclasses import dataclass
 
-from lockstep.core.arrivals import Delivery, check_awaited, told_of_prompts
+from lockstep.core.arrivals import FINISHES, Delivery, check_awaited, told_of_prompts
 from lockstep.core.blocks import BlockBook
 from lockstep.core.logprobs import LogprobColumns
-from lockstep.core.outputs import FinishReason
 from lockstep.core.plan_builder import PlanBuilder
 from lockstep.core.pool import BlockPool
 from lockstep.core.prefix import PrefixHasher
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import STRIKES_MAX, EngineRequest, LiveRequest
-from lockstep.core.schema import FINISH_NONE, FINISH_STOP
+from lockstep.core.schema import FINISH_FAILED
 from lockstep.core.stats import SchedulerStats
 from lockstep.core.transfers import TransferBook
 from lockstep.core.types import NO_STEP, UNKNOWN_START, ceil_div
@@ -85,6 +84,7 @@ class Scheduler:
         self._free_slots = list(range(config.slot_count))
         self._ended: list[LiveRequest] = []
         self._ready: list[tuple[int, int]] = []
+        self.grammars: set[str] = set()
         self._generations_in_plan: dict[int, frozenset[int]] = {}
 
     @property
@@ -273,18 +273,18 @@ class Scheduler:
         return count
 
     def _plan_admissions(self, build: PlanBuilder) -> None:
-        """In rank order, none passing another but a sibling that waits for its elder. After a preemption in this plan nobody comes in.
-        Isolated requests go first, and alone."""
+        """In rank order, none passing another but a sibling that waits for its elder and a request that waits for its grammar. After a preemption
+        in this plan nobody comes in. Isolated requests go first, and alone."""
         if self._isolated:
             self._isolated = [request for request in self._isolated if request.isolated and self.find(request.spec.request_id) is request]
         if self._isolated:
-            if not self._running:
+            if not self._running and self.has_grammar_of(self._isolated[0]):
                 self._try_admit(self._isolated[0], build)
             return
         index = 0
         while index < len(self._waiting) and self._free_slots and not build.preempted and build.budget_used < self.config.token_budget:
             request = self._waiting[index]
-            if self._waits_for_elder(request, build):
+            if self._waits_for_elder(request, build) or not self.has_grammar_of(request):
                 index += 1
             elif not self._try_admit(request, build):
                 break
@@ -302,6 +302,10 @@ class Scheduler:
         elif not self._try_prefill(request, build):
             raise InternalError(f"request {request.spec.request_id!r} was admitted and its first chunk found no blocks")
         return True
+
+    def has_grammar_of(self, request: LiveRequest) -> bool:
+        """PROTOCOL.md 26: the sampling rank has compiled it in this epoch, or there is none."""
+        return not request.grammar_key or request.grammar_key in self.grammars
 
     def _waits_for_elder(self, request: LiveRequest, build: PlanBuilder) -> bool:
         """PROTOCOL.md 26: a sibling comes in one plan after the first's prompt is planned, so that it hits its blocks."""
@@ -442,7 +446,7 @@ class Scheduler:
             request.strikes = 0
         self.book.publish(request)
         finish = int(result.finishes[row])
-        reason = None if finish == FINISH_NONE else FinishReason.STOP if finish == FINISH_STOP else FinishReason.LENGTH
+        reason = FINISHES[finish]
         if reason is not None:
             request.finished = True
             del self._requests[request.spec.request_id]
@@ -454,7 +458,8 @@ class Scheduler:
         if index == 0 and request.spec.prompt_logprob_count >= 0:
             told = LogprobColumns.joined(request.prompt_logprobs, request.spec.prompt_logprob_count)
             request.prompt_logprobs = []
-        return Delivery(request=request, index=index, row=row, tokens=tuple(tokens.tolist()), finish=reason, prompt_logprobs=told)
+        delivered = () if finish == FINISH_FAILED else tuple(tokens.tolist())
+        return Delivery(request=request, index=index, row=row, tokens=delivered, finish=reason, prompt_logprobs=told)
 
     def _rank(self, request: LiveRequest) -> tuple[int, int]:
         return (request.spec.priority if self.config.priorities else 0, request.arrival)

@@ -6,6 +6,7 @@ drafts, nor a restart can alter it. How logits are changed is `sampling`'s; this
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ class Shaping:
     taken from the logit of every token of the output; frequency_penalty: as often as it is there. min_tokens: of output, before which no stop id is
     drawn.
     logit_bias: (id, added to its logit), each id once. allowed_token_ids: only these are drawn; empty allows all. bad_words: token sequences that the
-    output does not come to hold.
+    output does not come to hold. grammar: source of what the output must be a beginning of, and be whole where it ends; empty for anything.
     """
 
     repetition_penalty: float = 1.0
@@ -27,6 +28,7 @@ class Shaping:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
 
     @property
     def penalises(self) -> bool:
@@ -35,7 +37,12 @@ class Shaping:
     @property
     def reads_history(self) -> bool:
         """The sampler needs the tokens before the position, not only how many there are."""
-        return self.penalises or any(len(word) > 1 for word in self.bad_words)
+        return self.penalises or bool(self.grammar) or any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def grammar_key(self) -> str:
+        """Names the grammar by its content; empty without one."""
+        return hashlib.blake2b(self.grammar.encode(), digest_size=16).hexdigest() if self.grammar else ""
 
     @property
     def is_plain(self) -> bool:
@@ -47,7 +54,8 @@ class Shaping:
         numbers = struct.pack("<dddq", self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.min_tokens)
         biases = b"".join(struct.pack("<qd", token, bias) for token, bias in self.logit_bias)
         words = b"".join(_ids(word) for word in self.bad_words)
-        return b"".join([numbers, struct.pack("<qq", len(self.logit_bias), len(self.bad_words)), biases, _ids(self.allowed_token_ids), words])
+        counts = struct.pack("<qq", len(self.logit_bias), len(self.bad_words))
+        return b"".join([numbers, counts, biases, _ids(self.allowed_token_ids), words, self.grammar.encode()])
 
 
 def _ids(ids: Iterable[int]) -> bytes:

@@ -16,6 +16,7 @@ from lockstep.config import EngineConfig
 from lockstep.core.scheduler import Scheduler, SchedulerConfig
 from lockstep.core.table import SlotTable
 from lockstep.errors import LockstepError
+from lockstep.launch.grammars import GrammarChecker
 from lockstep.launch.model import ResolvedModel, resolve_model, stage_config
 from lockstep.launch.recordings import check_folder, make_recording_folder
 from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, table_shape
@@ -48,9 +49,11 @@ class RunningEngine:
     cluster: Cluster
     factory: RequestFactory
     fingerprint: str
+    checker: GrammarChecker
 
     def close(self) -> None:
         self.engine.close()
+        self.checker.close()
 
 
 def launch_engine(
@@ -102,13 +105,15 @@ def _start(
     restarts = RestartPolicy(most=config.max_restarts, window_s=RESTART_WINDOW_S, backoff_s=config.restart_backoff_s)
     blocks, size = block_counts[0], config.block_size
     _log.info("%s: KV pool of %d blocks of %d tokens (%d tokens), %s", identity, blocks, size, blocks * size, cluster.describe())
+    checker = GrammarChecker(config, model)
     limits = RequestLimits(window=model.window, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids)
     return RunningEngine(
         config=config,
         model=model,
         engine=Engine(driver, cluster, queue_max=config.queue_max, restarts=restarts, dumper=recordings, on_failure=on_failure),
         cluster=cluster,
-        factory=RequestFactory(limits, SeedSource(config.seed)),
+        factory=RequestFactory(limits, SeedSource(config.seed), checker),
+        checker=checker,
         fingerprint=identity,
     )
 

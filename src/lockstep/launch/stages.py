@@ -16,6 +16,7 @@ from lockstep.core.scheduler import PROMPT_LOGPROBS_A_STEP
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.core.types import ceil_div
 from lockstep.errors import CheckpointError, ConfigError, UnsupportedError
+from lockstep.launch.grammars import vocabulary_of
 from lockstep.launch.model import ResolvedModel
 from lockstep.models.families import WeightSource, weight_sources
 from lockstep.models.split import kv_bytes_per_block
@@ -25,6 +26,7 @@ from lockstep.runtime.executor import ProgramExecutor
 from lockstep.runtime.messages import StageHello, StageReady, StageStart
 from lockstep.runtime.stage import Stage
 from lockstep.runtime.transport.codec import VERSION
+from lockstep.sampling.grammar_shelf import GrammarShelf
 from lockstep.weights import Checkpoint
 
 ENGINE_NUMERICS = 1
@@ -112,6 +114,7 @@ class StageAssembly:
         self._program = model.program(index)
         self._weights = weights.of(self._program)
         self._executable: Executable | None = None
+        self._grammars = GrammarShelf(lambda: vocabulary_of(config, model), max(64, config.max_num_seqs)) if self._program.samples else None
 
     def hello(self) -> StageHello:
         layers = self._model.splits[self._index]
@@ -148,7 +151,8 @@ class StageAssembly:
             epoch=start.epoch,
             table=SlotTable(table_shape(config, self._model)),
             provenance=[Provenance(count, config.block_size, group) for group, count in enumerate(start.block_counts)],
-            executor=ProgramExecutor(self._program, self._executable),
+            executor=ProgramExecutor(self._program, self._executable, self._grammars),
+            grammars=self._grammars,
             layers=layers,
             checks=config.runtime_checks,
             clock=time.perf_counter,

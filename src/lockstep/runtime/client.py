@@ -40,6 +40,11 @@ class AsyncClient:
     def state(self) -> EngineState:
         return self._engine.state
 
+    async def check(self, params: SamplingParams) -> None:
+        """That structured outputs compile, on another thread: it may take seconds, and `generate` finds the answer there."""
+        if params.structured_outputs is not None:
+            await asyncio.to_thread(self._factory.grammar_of, params)
+
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, choice: int = 0, priority: int = 0
     ) -> AsyncIterator[TokenEvent]:

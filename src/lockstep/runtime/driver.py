@@ -23,9 +23,9 @@ from lockstep.core.request import EngineRequest, LiveRequest
 from lockstep.core.scheduler import Scheduler
 from lockstep.core.schema import FINISH_STOP
 from lockstep.core.table import SlotTable
-from lockstep.errors import DivergenceError, InternalError, LedgerError, LogError
+from lockstep.errors import DivergenceError, InternalError, InvalidRequestError, LedgerError, LogError
 from lockstep.runtime.ledger import DeliveryLedger
-from lockstep.runtime.messages import ImportReport
+from lockstep.runtime.messages import GrammarReport, GrammarRequest, ImportReport
 from lockstep.runtime.replay import Replica, no_clock
 
 IMPORT_TIMEOUT_S = 30.0
@@ -91,6 +91,8 @@ class Driver:
         self._unresolved: deque[StepPlan] = deque()
         self._imports: dict[int, _AwaitedImport] = {}
         self._leases: dict[int, float] = {}
+        self._asked: set[str] = set()
+        self._to_ask: list[GrammarRequest] = []
         self.ledger.begin_epoch()
         if self._recorder is not None:
             self._recorder.begin(self.scheduler.epoch, self._replica)
@@ -114,6 +116,7 @@ class Driver:
         """Queue it. The events: tokens that it brought from another engine, which this one delivers (PROTOCOL.md 20)."""
         self.scheduler.submit(request)
         self.ledger.open(request)
+        self._ask_for_grammar(request)
         if not len(request.given):
             return []
         return [TokenEvent(request_id=request.request_id, index=0, token_ids=tuple(request.given.tolist()))]
@@ -125,6 +128,33 @@ class Driver:
             return None
         self.ledger.close(request_id)
         return TokenEvent(request_id=request_id, index=request.delivered, finish_reason=FinishReason.ABORT)
+
+    # Grammars
+
+    def _ask_for_grammar(self, request: EngineRequest) -> None:
+        shaping = request.side.shaping
+        if shaping.grammar and shaping.grammar_key not in self._asked:
+            self._asked.add(shaping.grammar_key)
+            self._to_ask.append(GrammarRequest(epoch=self.epoch, key=shaping.grammar_key, source=shaping.grammar))
+
+    def take_grammars(self) -> list[GrammarRequest]:
+        """What the stage that samples is to compile, each once an epoch; requests wait for it (PROTOCOL.md 26)."""
+        asked, self._to_ask = self._to_ask, []
+        return asked
+
+    def _note_grammar(self, report: GrammarReport) -> list[TokenEvent]:
+        """Its requests may be admitted, or end."""
+        if not report.error:
+            self.scheduler.grammars.add(report.key)
+            return []
+        self._asked.discard(report.key)
+        found = [(name, self.scheduler.find(name)) for name in self.scheduler.request_ids]
+        ended = [(name, request.delivered) for name, request in found if request is not None and request.grammar_key == report.key]
+        for name, _ in ended:
+            self.scheduler.abort(name)
+            self.ledger.close(name)
+        error = InvalidRequestError(f"structured_outputs cannot be compiled: {report.error}", param="structured_outputs")
+        return [TokenEvent(request_id=name, index=index, finish_reason=FinishReason.ERROR, error=error) for name, index in ended]
 
     # The log
 
@@ -170,12 +200,15 @@ class Driver:
     def unresolved(self) -> tuple[StepPlan, ...]:
         return tuple(self._unresolved)
 
-    def receive(self, message: StepResult | ImportReport, events: list[TokenEvent]) -> None:
+    def receive(self, message: StepResult | ImportReport | GrammarReport, events: list[TokenEvent]) -> None:
         """Replay the plan that a result answers, compare every rank's digest with this replica's, and add to `events` what clients are to get: also
         where it raises, then for those that the error does not concern.
         Raises DivergenceError naming the step and the rank, LedgerError, LogError for a result that is not the next one."""
         if isinstance(message, ImportReport):
             self._note_import(message)
+            return
+        if isinstance(message, GrammarReport):
+            events += self._note_grammar(message)
             return
         result = message
         if not self._unresolved or self._unresolved[0].step != result.step:
@@ -298,6 +331,10 @@ class Driver:
             self.ledger.close(request_id)
         self._check_seconds += self._replica.check_seconds
         self._begin()
+        for name in self.scheduler.request_ids:
+            request = self.scheduler.find(name)
+            assert request is not None, name
+            self._ask_for_grammar(request.spec)
         return poison
 
     def audit(self) -> list[str]:
@@ -319,6 +356,15 @@ def _event(delivery: Delivery, logprobs: LogprobColumns | None, result: StepResu
         logprobs=entries,
         prompt_logprobs=delivery.prompt_logprobs,
         finish_reason=delivery.finish,
+        error=_no_next_token(delivery.index) if delivery.finish is FinishReason.ERROR else None,
         stop_token=delivery.tokens[-1] if result.finishes[delivery.row] == FINISH_STOP else None,
         cached_tokens=max(0, request.cached_tokens),
+    )
+
+
+def _no_next_token(delivered: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"structured_outputs: after {delivered} tokens the grammar has no next one, within its limits and among the ids that the request "
+        "allows; make it simpler, or allow more",
+        param="structured_outputs",
     )

@@ -14,10 +14,10 @@ import numpy as np
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import EngineRequest
-from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
+from lockstep.core.schema import FINISH_FAILED, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.errors import LedgerError
 
-_REASONS = {FINISH_NONE: None, FINISH_STOP: FinishReason.STOP, FINISH_LENGTH: FinishReason.LENGTH}
+_REASONS = {FINISH_NONE: None, FINISH_STOP: FinishReason.STOP, FINISH_LENGTH: FinishReason.LENGTH, FINISH_FAILED: FinishReason.ERROR}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,10 +180,14 @@ class DeliveryLedger:
         account = self._account_of(held)
         if account is None:
             return
+        if finish == FINISH_FAILED:
+            if len(tokens) != 1 or not account.request.side.shaping.grammar:
+                self._fail(step, slot, held.generation, f"it failed for want of a next token, with {len(tokens)} tokens and no grammar to say so")
+            return
         if account.allowed and not account.allowed.issuperset(tokens):
             self._fail(step, slot, held.generation, f"tokens came that are not among the {len(account.allowed)} that are allowed")
         early = tokens[: max(0, account.request.side.shaping.min_tokens - account.delivered)]
-        if not account.stops.isdisjoint(early):
+        if not account.request.side.shaping.grammar and not account.stops.isdisjoint(early):  # a grammar may have nothing left but the end
             self._fail(step, slot, held.generation, f"a stop came before {account.request.side.shaping.min_tokens} tokens")
         stop = next((i for i, token in enumerate(tokens) if token in account.stops), None)
         full = len(account.tokens) + len(tokens) - account.request.length_cap
@@ -202,6 +206,7 @@ class DeliveryLedger:
         held.finished = finish != FINISH_NONE
         if account is None:
             return
+        tokens = [] if finish == FINISH_FAILED else tokens
         told = account.prompt_length - 1 if account.delivered == 0 and account.request.prompt_logprob_count >= 0 else -1
         due[held.request_id] = _Due(index=account.delivered, tokens=tuple(tokens), finish=_REASONS[finish], prompt_logprobs=told)
         account.tokens += tokens

@@ -149,6 +149,8 @@ class EngineLoop:
                 self._begin_at = None
                 self.cluster.begin(self.driver.epoch)
             if not self.recovering:
+                for request in self.driver.take_grammars():
+                    self.cluster.send(request)
                 while (plan := self.driver.next_plan()) is not None:
                     self.cluster.send(plan)
             self._take(timeout_s if self._begin_at is None else min(timeout_s, self._begin_at - now))

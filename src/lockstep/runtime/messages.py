@@ -102,6 +102,24 @@ class StepColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarRequest:
+    """To every stage: requests with this grammar wait until the one that samples has compiled it (PROTOCOL.md 26). key: names it by its content."""
+
+    epoch: int
+    key: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarReport:
+    """The answer, of the stage that samples. error: why it does not compile, else empty."""
+
+    epoch: int
+    key: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVPull:
     """From a stage that imports to a source stage: send your layers within layers[0] .. layers[1] of this transfer. reader: where the part goes."""
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.core.digest import mix64
-from lockstep.core.params import SEED_LIMIT, SamplingParams
+from lockstep.core.params import SEED_LIMIT, SamplingParams, StructuredOutputsParams
 from lockstep.core.records import Side
 from lockstep.core.request import EngineRequest
 from lockstep.core.shaping import Shaping
 from lockstep.errors import InvalidRequestError
+from lockstep.sampling.grammar import grammar_source
 
 TEMPERATURE_LEAST = 1e-5
 """Below it a request is greedy, as in vLLM: dividing by less would leave the range of float32."""
@@ -46,11 +47,25 @@ class SeedSource:
 
 
 class RequestFactory:
-    """Builds requests for one engine."""
+    """Builds requests for one engine. check_grammar: says in words why a grammar does not compile, or nothing; it may take seconds."""
 
-    def __init__(self, limits: RequestLimits, draw_seed: Callable[[], int]) -> None:
+    def __init__(self, limits: RequestLimits, draw_seed: Callable[[], int], check_grammar: Callable[[str], str] | None = None) -> None:
         self.limits = limits
         self._draw_seed = draw_seed
+        self._check_grammar = check_grammar
+
+    def grammar_of(self, params: SamplingParams) -> str:
+        """The source of what the answer must look like, empty for anything. May take seconds the first time: not for an event loop's thread.
+        Raises InvalidRequestError if it does not compile within the limits."""
+        asked = params.structured_outputs
+        if asked is None:
+            return ""
+        assert isinstance(asked, StructuredOutputsParams), asked
+        source = grammar_source(asked)
+        why_not = self._check_grammar(source) if self._check_grammar is not None else ""
+        if why_not:
+            raise InvalidRequestError(f"structured_outputs is no {asked.kind} that can be compiled: {why_not}", param="structured_outputs")
+        return source
 
     def build(
         self,
@@ -95,7 +110,7 @@ class RequestFactory:
             prompt_logprob_count=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             priority=priority,
             sibling_of=f"{request_id}#0" if choice else None,
-            side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=_shaping(params, stop_ids, self.limits.vocab_size)),
+            side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=_shaping(params, stop_ids, self.limits.vocab_size, self.grammar_of(params))),
         )
 
     def _check_ids(self, params: SamplingParams) -> None:
@@ -129,7 +144,7 @@ class RequestFactory:
         return wide.astype(np.int32)
 
 
-def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int) -> Shaping:
+def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int, grammar: str) -> Shaping:
     """Raises InvalidRequestError where it would leave nothing to choose from."""
     shaping = Shaping(
         repetition_penalty=float(params.repetition_penalty),
@@ -139,6 +154,7 @@ def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int)
         logit_bias=tuple(sorted((params.logit_bias or {}).items())),
         allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
         bad_words=tuple(dict.fromkeys(params.bad_words_token_ids)),
+        grammar=grammar,
     )
     never = {word[0] for word in shaping.bad_words if len(word) == 1}
     allowed = shaping.allowed_token_ids or range(vocab_size)

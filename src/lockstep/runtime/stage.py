@@ -10,7 +10,7 @@ It knows no links, processes, clocks or model; compute is behind `Executor`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from lockstep.core.table import SlotTable
 from lockstep.core.types import F32, I32
 from lockstep.errors import DivergenceError, InternalError, LinkError
 from lockstep.runtime.handover import Handover, KVAccess, ToStage
-from lockstep.runtime.messages import Activations, ImportReport, KVPart, KVPull
+from lockstep.runtime.messages import Activations, GrammarReport, GrammarRequest, ImportReport, KVPart, KVPull
 from lockstep.runtime.replay import Replica, no_clock
 
 DRIVER = -1
@@ -36,12 +36,13 @@ DRIVER = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """What the last stage's compute drew: tokens int32 [S], log probabilities [S] if any row wants them and those of the layout's prompt targets
-    [P] if it has any, next drafts a sampling row (empty: none)."""
+    [P] if it has any, next drafts a sampling row (empty: none). failed: positions of S whose grammar has no next token."""
 
     tokens: I32
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
     drafts: Sequence[Sequence[int]] = ()
+    failed: Collection[int] = ()
 
 
 class Executor(Protocol):
@@ -56,7 +57,7 @@ class Executor(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     destination: int
-    message: Activations | StepResult | ImportReport
+    message: Activations | StepResult | ImportReport | GrammarReport
 
 
 def results_expected(stage_count: int, is_last: bool) -> int:
@@ -64,10 +65,27 @@ def results_expected(stage_count: int, is_last: bool) -> int:
     return 0 if is_last or stage_count == 1 else 1
 
 
+class GrammarShelf(Protocol):
+    """Compiles grammars beside the steps, and keeps them for the sampler."""
+
+    def prepare(self, key: str, source: str) -> None:
+        """Begin. Returns at once."""
+        ...
+
+    @property
+    def is_preparing(self) -> bool:
+        """Some have begun and were not taken."""
+        ...
+
+    def take_prepared(self) -> list[tuple[str, str]]:
+        """(key, why it does not compile or nothing) of those that have ended since the last call."""
+        ...
+
+
 class Stage:
     """Stage `index` of `count` in epoch `epoch`; a new epoch is a new Stage. provenance: one a KV group. layers, kv: for the hand-over of KV between
-    engines; without kv it takes no part in any. accept: what the last stage decides by; tests loosen it. checks: False leaves out digests and
-    provenance, to measure what they cost. clock: seconds, to time the checks; without one they are not timed."""
+    engines; without kv it takes no part in any. grammars: of the stage that samples. accept: what the last stage decides by; tests loosen it.
+    checks: False leaves out digests and provenance, to measure what they cost. clock: seconds, to time the checks; without one they are not timed."""
 
     def __init__(
         self,
@@ -80,6 +98,7 @@ class Stage:
         executor: Executor,
         layers: range = range(0),
         kv: KVAccess | None = None,
+        grammars: GrammarShelf | None = None,
         accept: Callable[..., StepResult] = accept,
         checks: bool = True,
         clock: Callable[[], float] = no_clock,
@@ -93,6 +112,7 @@ class Stage:
         self._provenance = provenance if checks else ()
         self._provenance_seconds = 0.0
         self._executor = executor
+        self._grammars = grammars
         self._accept = accept
         self._handover = None
         if kv is not None:
@@ -116,11 +136,14 @@ class Stage:
 
     # What comes in; links deliver each kind in order and once
 
-    def offer(self, message: StepPlan | StepResult | Activations) -> None:
+    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest) -> None:
         """Keep a message until its step. A message of another epoch, or one that this stage never takes, is an error."""
         if message.epoch != self.epoch:
             raise LinkError(f"stage {self.index} is in epoch {self.epoch} and got {type(message).__name__} of epoch {message.epoch}")
-        if isinstance(message, StepPlan):
+        if isinstance(message, GrammarRequest):
+            if self._grammars is not None:
+                self._grammars.prepare(message.key, message.source)
+        elif isinstance(message, StepPlan):
             self._plans[message.step] = message
         elif isinstance(message, StepResult):
             if not results_expected(self.count, self.is_last):
@@ -161,10 +184,21 @@ class Stage:
         Returns what to send (perhaps nothing yet), or None if the stage has to wait; `waits_for` says for what.
         What it raises names the step."""
         try:
-            return self._advance()
+            return self._grammar_reports() or self._advance()
         except InternalError as error:
             error.step = self.next_step if error.step < 0 else error.step
             raise
+
+    @property
+    def is_preparing(self) -> bool:
+        """Something that `advance` will tell of goes on beside it; nothing that comes in says when."""
+        return self._grammars is not None and self._grammars.is_preparing
+
+    def _grammar_reports(self) -> list[Send]:
+        if self._grammars is None:
+            return []
+        reports = [GrammarReport(epoch=self.epoch, key=key, error=error) for key, error in self._grammars.take_prepared()]
+        return [Send(destination=DRIVER, message=report) for report in reports]
 
     def _advance(self) -> list[Send] | None:
         if self._layout is None:
@@ -209,6 +243,7 @@ class Stage:
             logprobs=output.logprobs,
             prompt_logprobs=output.prompt_logprobs,
             drafts=output.drafts,
+            failed=output.failed,
         )
         self._replica.offer(result)
         return [Send(destination=destination, message=result) for destination in (DRIVER, *range(self.count - 1))]

@@ -6,14 +6,17 @@ how logits are made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from lockstep.core.shaping import Shaping
+from lockstep.errors import InternalError
 from lockstep.ops.step import F32, I32, U32, LogitEdits
 from lockstep.sampling.counts import TokenCounts
+from lockstep.sampling.grammar import GrammarState
+from lockstep.sampling.grammar_shelf import GrammarShelf
 
 NEVER = float("-inf")
 
@@ -30,7 +33,7 @@ class _Edits:
     penalties: list[F32] = field(default_factory=list)
     subtracts: list[F32] = field(default_factory=list)
     mask_rows: list[int] = field(default_factory=list)
-    masks: dict[tuple[int, ...], int] = field(default_factory=dict)
+    masks: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, ids: I32, *, bias: F32 | float = 0.0, penalty: float = 1.0, subtract: F32 | float = 0.0) -> None:
         count = len(ids)
@@ -38,10 +41,10 @@ class _Edits:
         for column, value in ((self.biases, bias), (self.penalties, penalty), (self.subtracts, subtract)):
             column.append(np.broadcast_to(np.asarray(value, np.float32), count))
 
-    def end_position(self, allowed: tuple[int, ...]) -> None:
+    def end_position(self, mask: U32 | None) -> None:
         self.starts.append(self.starts[-1] + sum(map(len, self.ids[self._parts_ended :])))
         self._parts_ended = len(self.ids)
-        self.mask_rows.append(self.masks.setdefault(allowed, len(self.masks)) if allowed else -1)
+        self.mask_rows.append(-1 if mask is None else self.masks.setdefault(mask.tobytes(), len(self.masks)))
 
     _parts_ended: int = 0
 
@@ -62,15 +65,20 @@ class ShapedRow:
 
 
 class Shaper:
-    """vocab_size: width of the logits. For a step's rows in their order; keeps per slot what it counted."""
+    """vocab_size: width of the logits. shelf: of compiled grammars, if requests may have some. For a step's rows in their order; keeps per slot what
+    it counted and where it is in its grammar. failures: sampled positions of the last step at which no id may come."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, shelf: GrammarShelf | None = None) -> None:
         self._vocab_size = vocab_size
+        self._shelf = shelf
         self._counts: dict[int, tuple[int, TokenCounts]] = {}
+        self._states: dict[int, tuple[int, GrammarState]] = {}
+        self.failures: set[int] = set()
 
     def edits(self, rows: Sequence[ShapedRow]) -> LogitEdits | None:
         """None if no sampled position of the rows has any."""
         found = _Edits()
+        self.failures.clear()
         for row in rows:
             self._add_row(found, row)
         if found.starts[-1] == 0 and not found.masks:
@@ -81,22 +89,49 @@ class Shaper:
         shaping = row.shaping
         if shaping.is_plain:
             for _ in range(len(row.drafts) + 1):
-                found.end_position(())
+                found.end_position(None)
             return
         counts = self._counted(row) if shaping.penalises else None
         output = row.prefix[row.prompt_length :][-_longest(shaping) :].tolist()
+        masks = self._masks(row, len(found.mask_rows))
         for j in range(len(row.drafts) + 1):
             output_count = row.known + j - row.prompt_length
             if shaping.logit_bias:
                 ids, biases = zip(*shaping.logit_bias, strict=True)
                 found.add(np.array(ids, np.int32), bias=np.array(biases, np.float32))
             stops = row.stop_ids if output_count < shaping.min_tokens else ()
-            never = _never(shaping, [*output, *row.drafts[:j]], stops, self._vocab_size)
+            never = _never(shaping, [*output, *row.drafts[:j]], stops, masks[j], self._vocab_size)
             if never:
                 found.add(np.array(never, np.int32), bias=NEVER)
             if counts is not None:
                 _penalise(found, shaping, counts, row.drafts[:j])
-            found.end_position(shaping.allowed_token_ids)
+            found.end_position(masks[j])
+
+    def _masks(self, row: ShapedRow, first: int) -> list[U32 | None]:
+        """Of each of the row's positions, None where every id may come: ids that the request allows and that its grammar does. A position where
+        neither does, or where the grammar fails, is among `failures` and has none. first: its number among the step's."""
+        shaping, count = row.shaping, len(row.drafts) + 1
+        words = -(-self._vocab_size // 32)
+        allowed = allowed_mask(shaping.allowed_token_ids, words) if shaping.allowed_token_ids else None
+        if not shaping.grammar:
+            return [allowed] * count
+        masks: list[U32 | None] = []
+        for j, mask in enumerate(self._followed(row).masks(row.prefix[row.prompt_length :].tolist(), row.drafts)):
+            both = mask if mask is None or allowed is None else mask & allowed
+            if both is None or not both.any():
+                self.failures.add(first + j)
+                both = None
+            masks.append(both)
+        return masks
+
+    def _followed(self, row: ShapedRow) -> GrammarState:
+        held, state = self._states.get(row.slot, (-1, None))
+        if held != row.generation or state is None:
+            if self._shelf is None:
+                raise InternalError(f"slot {row.slot} has a grammar, and the sampler none to compile it with")
+            state = self._shelf.state_of(row.shaping.grammar_key, row.shaping.grammar)
+            self._states[row.slot] = (row.generation, state)
+        return state
 
     def _counted(self, row: ShapedRow) -> TokenCounts:
         """What was counted in the slot, if it was for this admission and for a beginning of this prefix; else all of it, counted again."""
@@ -110,8 +145,8 @@ class Shaper:
 
     def _built(self, found: _Edits) -> LogitEdits:
         masks = np.zeros((len(found.masks), -(-self._vocab_size // 32)), np.uint32)
-        for allowed, row in found.masks.items():
-            masks[row] = allowed_mask(allowed, masks.shape[1])
+        for mask, row in found.masks.items():
+            masks[row] = np.frombuffer(mask, np.uint32)
         return LogitEdits(
             mask_rows=np.array(found.mask_rows, np.int32),
             masks=masks,
@@ -135,15 +170,23 @@ def _longest(shaping: Shaping) -> int:
     return max([1, *(len(word) - 1 for word in shaping.bad_words)])
 
 
-def _never(shaping: Shaping, behind: Sequence[int], stops: Sequence[int], vocab_size: int) -> list[int]:
-    """Ids that must not come next. behind: the end of the output. Bad words give way where nothing else would be allowed: then the answer goes on
-    with one rather than end in an error."""
+def _never(shaping: Shaping, behind: Sequence[int], stops: Sequence[int], mask: U32 | None, vocab_size: int) -> list[int]:
+    """Ids that must not come next. behind: the end of the output. mask: ids that may, None for all. Bad words give way where nothing else would be
+    allowed: then the answer goes on with one rather than end in an error. So does min_tokens where a grammar has nothing left but the end."""
     bad = [word[-1] for word in shaping.bad_words if len(word) == 1 or tuple(behind[1 - len(word) :]) == word[:-1]]
     taken = dict.fromkeys([*stops, *bad])
-    allowed = shaping.allowed_token_ids or range(vocab_size)
-    if bad and len(taken) >= len(allowed) and taken.keys() >= set(allowed):
+    if bad and _takes_all(taken, mask, vocab_size):
         taken = dict.fromkeys(stops)
+    if shaping.grammar and taken and _takes_all(taken, mask, vocab_size):
+        return []
     return list(taken)
+
+
+def _takes_all(taken: Collection[int], mask: U32 | None, vocab_size: int) -> bool:
+    """Nothing of what may come is left without these ids."""
+    if mask is None:
+        return len(taken) >= vocab_size
+    return not (mask & ~allowed_mask(list(taken), len(mask))).any()
 
 
 def _penalise(found: _Edits, shaping: Shaping, counts: TokenCounts, drafts: Sequence[int]) -> None:

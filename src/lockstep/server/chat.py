@@ -30,6 +30,7 @@ async def answer_chat(context: ServerContext, exchange: Exchange, body: bytes) -
     context.require_engine()
     identity = new_identity(context, "chatcmpl")
     plans = await _plans(context, request, identity)
+    await context.client.check(plans[0].params)
     form = ChatForm(identity, spelling_for(context, request), context.tokenizer, token_ids_shown=bool(request.return_token_ids))
     await deliver(context, exchange, delivery_for(request, plans, form))
 

@@ -39,6 +39,7 @@ async def answer_completion(context: ServerContext, exchange: Exchange, body: by
     context.require_engine()
     identity = new_identity(context, "cmpl")
     plans = await _plans(context, request, identity)
+    await context.client.check(plans[0].params)
     hidden_ids = frozenset[int]() if request.skip_special_tokens is False else context.tokenizer.special_ids
     form = CompletionForm(
         identity,

@@ -41,6 +41,10 @@ class EngineClient(Protocol):
 
     def status(self) -> EngineStatus: ...
 
+    async def check(self, params: SamplingParams) -> None:
+        """What may take its time before `generate`: that structured outputs compile. Raises CallerError if they do not."""
+        ...
+
     def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, choice: int = 0, priority: int = 0
     ) -> AsyncIterator[TokenEvent]:

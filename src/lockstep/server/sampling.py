@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lockstep.core.params import SEED_LIMIT, SamplingParams
 from lockstep.errors import InvalidRequestError
@@ -138,10 +138,32 @@ def sampling_params(
         bad_words=bad_words,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        structured_outputs=_structure(request),
         include_stop_str_in_output=_given(request.include_stop_str_in_output, False),
         skip_special_tokens=_given(request.skip_special_tokens, True),
     )
     return replace(params, bad_words_token_ids=bad_word_ids(tokenizer, bad_words)) if bad_words else params
+
+
+def _structure(request: GenerationRequest) -> dict[str, Any] | None:
+    """What the answer must look like, by vLLM's structured_outputs or OpenAI's response_format."""
+    form = request.response_format
+    if form is None or form == {"type": "text"}:
+        return request.structured_outputs
+    if request.structured_outputs is not None:
+        raise InvalidRequestError("response_format and structured_outputs say the same thing; send one of them", param="response_format")
+    if form == {"type": "json_object"}:
+        return {"json_object": True}
+    schema = form.get("json_schema")
+    if form.get("type") != "json_schema" or form.keys() != {"type", "json_schema"} or not isinstance(schema, dict):
+        kinds = "text, json_object or json_schema (with the field json_schema)"
+        raise InvalidRequestError(f"response_format must be of type {kinds}, got {form!r:.200}", param="response_format")
+    for name in schema:
+        if name not in ("name", "schema", "strict", "description"):
+            raise InvalidRequestError(f"response_format: json_schema has no field {name!r:.60}", param="response_format")
+    if not isinstance(schema.get("schema"), (dict, bool)):
+        raise InvalidRequestError(f"response_format: json_schema needs a schema, got {schema.get('schema')!r:.200}", param="response_format")
+    return {"json": schema["schema"]}
 
 
 def _biases(biases: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from lockstep.core.records import Columns, StepPlan, StepResult
 from lockstep.errors import InternalError, LockstepError, PeerError, StageLostError, StalledError
-from lockstep.runtime.messages import Heartbeat, ImportReport, StageFailure, StageReady, StageStart
+from lockstep.runtime.messages import Heartbeat, StageFailure, StageReady, StageStart
 from lockstep.runtime.stage import DRIVER
-from lockstep.runtime.transport.cluster import FromStages
+from lockstep.runtime.transport.cluster import FromStages, ToStages
 from lockstep.runtime.transport.handshake import as_error
 from lockstep.runtime.transport.watch import Timeouts, Watch
 from lockstep.sim.host import Network, StageHost, State
@@ -101,12 +101,13 @@ class SimCluster:
     def is_ready(self) -> bool:
         return not self._is_over and self._failure is None and len(self._ready) == len(self.hosts)
 
-    def send(self, plan: StepPlan) -> None:
-        self._watch.note_plan(self._timeline.now)
+    def send(self, message: ToStages) -> None:
+        if isinstance(message, StepPlan):
+            self._watch.note_plan(self._timeline.now)
         for host in self.hosts:
-            self._send(host.index, plan)
+            self._send(host.index, message)
 
-    def _send(self, destination: int, message: StepPlan | StageStart) -> None:
+    def _send(self, destination: int, message: ToStages | StageStart) -> None:
         self._network.carry(self._engine, self._end.pack(destination, message))
 
     def poll(self, timeout_s: float) -> list[FromStages]:
@@ -149,7 +150,7 @@ class SimCluster:
 
     def _drain(self, found: list[FromStages]) -> None:
         while (message := self._next_message()) is not None:
-            if isinstance(message, (StepResult, ImportReport)):
+            if isinstance(message, FromStages):
                 found.append(message)
             elif isinstance(message, StageReady):
                 self._ready.add(message.stage)

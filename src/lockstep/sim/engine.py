@@ -21,7 +21,7 @@ from lockstep.errors import InternalError, LockstepError
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.loop import EngineLoop, RestartPolicy
 from lockstep.runtime.stage import DRIVER, Sampled, Stage
-from lockstep.runtime.transport.cluster import FromStages
+from lockstep.runtime.transport.cluster import FromStages, ToStages
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.host import StageHost
 from lockstep.sim.network import SimNetwork
@@ -74,9 +74,10 @@ class _SeenCluster(SimCluster):
 
     watcher = Watcher()
 
-    def send(self, plan: StepPlan) -> None:
-        self.watcher.note_plan(self._engine, plan)
-        super().send(plan)
+    def send(self, message: ToStages) -> None:
+        if isinstance(message, StepPlan):
+            self.watcher.note_plan(self._engine, message)
+        super().send(message)
 
     def poll(self, timeout_s: float) -> list[FromStages]:
         found = super().poll(timeout_s)

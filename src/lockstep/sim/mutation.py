@@ -39,7 +39,15 @@ ORACLE, AUDIT, LIVENESS, BOUND, REFUSAL = "oracle", "audit", "liveness", "bound"
 """What kills besides checks at run time, which go by the class of their error: only the closed form saw it; the books when idle; nothing ended; a
 stage refused what another engine handed over."""
 
-_AFTER_RUN = {"wrong tokens": ORACLE, "wrong end": ORACLE, "stream": ORACLE, "audit": AUDIT, "not finished": LIVENESS, "refused part": REFUSAL}
+_AFTER_RUN = {
+    "wrong tokens": ORACLE,
+    "prompt logprobs": ORACLE,
+    "wrong end": ORACLE,
+    "stream": ORACLE,
+    "audit": AUDIT,
+    "not finished": LIVENESS,
+    "refused part": REFUSAL,
+}
 _CHECKS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, LockstepError)) | {"AssertionError"}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lockstep.core.outputs import TokenEvent
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.schema import FINISH_NONE
+from lockstep.runtime.messages import ImportReport
 from lockstep.runtime.transport.cluster import FromStages
 from lockstep.sim.clients import Client
 from lockstep.sim.log import Log
@@ -29,10 +30,7 @@ class Story(Log):
 
     def taken(self, engine: int, time: float, message: FromStages) -> None:
         super().taken(engine, time, message)
-        words = (
-            _result_words(message) if isinstance(message, StepResult) else f"import of generation {message.generation}: {message.computed} positions"
-        )
-        self.lines.append(f"{_at(time)} engine {engine} takes {words}")
+        self.lines.append(f"{_at(time)} engine {engine} takes {_taken_words(message)}")
 
     def event(self, client: Client, time: float, event: TokenEvent) -> None:
         super().event(client, time, event)
@@ -95,6 +93,14 @@ def _fault_words(fault: Fault) -> str:
     about = f" request {fault.request}" if fault.request else ""
     when = fault.phase or "it may be"
     return f"{fault.kind} at {fault.at:.4f} on engine {fault.engine}{about}, when {when}; target {fault.target}, other {fault.other}"
+
+
+def _taken_words(message: FromStages) -> str:
+    if isinstance(message, StepResult):
+        return _result_words(message)
+    if isinstance(message, ImportReport):
+        return f"import of generation {message.generation}: {message.computed} positions"
+    return f"grammar {message.key}: {message.error or 'compiled'}"
 
 
 def _plan_words(plan: StepPlan) -> str:

@@ -64,6 +64,7 @@ class DryEngine:
             else:
                 self._sinks[command[0].request_id] = command[1]
                 self.scheduler.submit(command[0])
+                self.scheduler.grammars.add(command[0].side.shaping.grammar_key)
         while (plan := self.scheduler.plan()) is not None:
             self._plans.append(plan)
         self._dispatch(aborted)

@@ -88,6 +88,8 @@ def _shaping(index: int, rng: random.Random, vocab_size: int) -> dict[str, Any]:
         return sorted(rng.sample(range(vocab_size), min(count, vocab_size)))
 
     kinds: Mapping[int, dict[str, Any]] = {
+        0: {"structured_outputs": {"regex": "([a-z]{1,9}[ ,.]){1000}"}},
+        1: {"structured_outputs": {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 1000}, "disable_any_whitespace": True}},
         3: {"repetition_penalty": 1.2},
         4: {"presence_penalty": 0.9, "frequency_penalty": 0.4},
         6: {"frequency_penalty": -0.3, "repetition_penalty": 0.95},

@@ -72,6 +72,9 @@ class ScriptedEngine:
     def status(self) -> EngineStatus:
         return self.state
 
+    async def check(self, params: SamplingParams) -> None:
+        return
+
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, choice: int = 0, priority: int = 0
     ) -> AsyncIterator[TokenEvent]:

@@ -59,7 +59,7 @@ def test_odd_values_give_400_or_a_right_answer_never_500(http: httpx2.Client, en
         ("prompt_logprobs", 21),
         ("min_tokens", 17),
         ("tools", [{"type": "function"}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "xml"}),
         ("guided_json", {}),
         ("no_such_field", 1),
         ("max_tokens", 0),

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from lockstep.core.records import Columns, StepPlan, StepResult
-from lockstep.runtime.messages import ImportReport
+from lockstep.runtime.messages import GrammarReport, GrammarRequest, ImportReport
 
-FromStages = StepResult | ImportReport
+FromStages = StepResult | ImportReport | GrammarReport
 """What the driver takes from its stages."""
+
+ToStages = StepPlan | GrammarRequest
+"""What every stage gets from the driver."""
 
 
 class Cluster(Protocol):
     """Stages that have shaken hands and allocated their KV. It is made with its first epoch begun and ready."""
 
-    def send(self, plan: StepPlan) -> None:
-        """Hand the same plan to every stage. Returns without waiting for any of them. Only while `is_ready`."""
+    def send(self, message: ToStages) -> None:
+        """Hand the same message to every stage. Returns without waiting for any of them. Only while `is_ready`."""
         ...
 
     def poll(self, timeout_s: float) -> list[FromStages]:

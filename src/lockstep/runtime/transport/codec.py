@@ -17,6 +17,8 @@ from lockstep.errors import LinkError
 from lockstep.runtime.messages import (
     Activations,
     ColumnsRequest,
+    GrammarReport,
+    GrammarRequest,
     Heartbeat,
     ImportReport,
     KVPart,
@@ -28,7 +30,7 @@ from lockstep.runtime.messages import (
     StepColumns,
 )
 
-VERSION = 3
+VERSION = 4
 """Of the wire format; part of the handshake."""
 
 MESSAGES: tuple[type[Any], ...] = (
@@ -45,6 +47,8 @@ MESSAGES: tuple[type[Any], ...] = (
     KVPull,
     KVPart,
     ImportReport,
+    GrammarRequest,
+    GrammarReport,
 )
 """A message's kind on the wire is its place here."""
 

@@ -12,11 +12,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lockstep.core.records import Columns, StepPlan
+from lockstep.core.records import Columns
 from lockstep.errors import InternalError, PeerError
 from lockstep.runtime.stage import DRIVER, Stage
-from lockstep.runtime.transport.cluster import FromStages
+from lockstep.runtime.transport.cluster import FromStages, ToStages
 from lockstep.runtime.transport.frames import LinkReader, LinkWriter
+
+PREPARING_S = 0.005
 
 
 class LocalCluster:
@@ -56,15 +58,16 @@ class LocalCluster:
     def is_ready(self) -> bool:
         return not self._is_over
 
-    def send(self, plan: StepPlan) -> None:
+    def send(self, message: ToStages) -> None:
         for stage in self.stages:
-            self._carry(DRIVER, stage.index, plan)
+            self._carry(DRIVER, stage.index, message)
 
     def poll(self, timeout_s: float) -> list[FromStages]:
         """Runs stages until a result is there or none can go on; in the latter case waits for `wake`."""
         ran = not self._is_over and self._run()
         if not ran and not self._results and timeout_s > 0:
-            self._woken.wait(timeout_s)
+            preparing = any(stage.is_preparing for stage in self.stages)
+            self._woken.wait(min(timeout_s, PREPARING_S) if preparing else timeout_s)
         self._woken.clear()
         results = list(self._results)
         self._results.clear()

@@ -22,9 +22,9 @@ import zmq
 
 from lockstep.core.records import Columns, StepPlan, StepResult
 from lockstep.errors import InternalError, LinkError, LockstepError, PeerError, StageLostError, StalledError
-from lockstep.runtime.messages import ColumnsRequest, Heartbeat, ImportReport, StageFailure, StageHello, StageReady, StageStart, StepColumns
+from lockstep.runtime.messages import ColumnsRequest, Heartbeat, StageFailure, StageHello, StageReady, StageStart, StepColumns
 from lockstep.runtime.stage import DRIVER
-from lockstep.runtime.transport.cluster import FromStages
+from lockstep.runtime.transport.cluster import FromStages, ToStages
 from lockstep.runtime.transport.handshake import as_error, check_fit, check_same
 from lockstep.runtime.transport.sockets import PROCESS_SOURCE, Inbox, Outbox
 from lockstep.runtime.transport.stage_handle import StageHandle
@@ -162,10 +162,11 @@ class ProcessCluster:
 
     # Running
 
-    def send(self, plan: StepPlan) -> None:
-        self._watch.note_plan(time.monotonic())
+    def send(self, message: ToStages) -> None:
+        if isinstance(message, StepPlan):
+            self._watch.note_plan(time.monotonic())
         for outbox in self._outboxes:
-            outbox.send(plan)
+            outbox.send(message)
 
     def poll(self, timeout_s: float) -> list[FromStages]:
         if self._is_over:
@@ -225,7 +226,7 @@ class ProcessCluster:
         while (received := self._inbox.receive()) is not None:
             source, message = received
             self._watch.hear(source - PROCESS_SOURCE if source >= PROCESS_SOURCE else source, time.monotonic())
-            if isinstance(message, (StepResult, ImportReport)):
+            if isinstance(message, FromStages):
                 found.append(message)
             else:
                 self._note(message)

@@ -23,6 +23,7 @@ from lockstep.runtime.transport.sockets import PROCESS_SOURCE, Inbox, Outbox
 HEARTBEAT_S = 0.5
 LINGER_MS = 1000
 PARENT_GONE_S = 2.0
+PREPARING_MS = 5
 
 
 class StageParts(Protocol):
@@ -136,7 +137,7 @@ class _Epochs:
                 else:
                     stage.offer(message)
             sends = stage.advance()
-            if sends is None and not self._wait():
+            if sends is None and not self._wait(PREPARING_MS if stage.is_preparing else None):
                 return None
             for send in sends or ():
                 self._outboxes[send.destination].send(send.message)
@@ -158,9 +159,9 @@ class _Epochs:
             elif isinstance(received[1], ColumnsRequest) and stage is not None:
                 self._answer(stage, received[1])
 
-    def _wait(self) -> bool:
-        """Until something has come; False if the parent closed the pipe."""
-        return self._parent_pipe not in dict(self._poller.poll())
+    def _wait(self, timeout_ms: int | None = None) -> bool:
+        """Until something has come, or that long; False if the parent closed the pipe."""
+        return self._parent_pipe not in dict(self._poller.poll(timeout_ms))
 
     def _answer(self, stage: Stage, request: ColumnsRequest) -> None:
         columns = stage.columns_of(request.step) or {}
