@@ -161,6 +161,8 @@ NB_MODULE(_kernels, m) {
       .value("paged_attention", OpKind::paged_attention)
       .value("gated_activation", OpKind::gated_activation)
       .value("soft_cap", OpKind::soft_cap)
+      .value("route", OpKind::route)
+      .value("experts", OpKind::experts)
       .value("select", OpKind::select)
       .value("sample", OpKind::sample);
   nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh);
@@ -173,14 +175,18 @@ NB_MODULE(_kernels, m) {
           "__init__",
           [](OpCall* self, OpKind kind, int64_t input, int64_t output, std::shared_ptr<PackedWeight> weight, std::shared_ptr<PackedWeight> bias,
              bool accumulate, float number, int64_t kv_layer, int64_t heads, float scale, float offset, int64_t column, int64_t groups,
-             int64_t window, float soft_cap, Activation activation) {
+             int64_t window, float soft_cap, Activation activation, int64_t routing, int64_t expert_count, int64_t top_k, bool sigmoid,
+             bool renormalise, int64_t groups_kept, int64_t group_best) {
             new (self) OpCall{kind,  input,  output, std::move(weight), std::move(bias), accumulate, number,    kv_layer, heads,
-                              scale, offset, column, groups,            window,          soft_cap,   activation};
+                              scale, offset, column, groups,            window,          soft_cap,   activation, routing, expert_count,
+                              top_k, sigmoid, renormalise, groups_kept, group_best};
           },
           nb::kw_only(), nb::arg("kind"), nb::arg("input") = -1, nb::arg("output") = -1, nb::arg("weight").none() = nb::none(),
           nb::arg("bias").none() = nb::none(), nb::arg("accumulate") = false, nb::arg("number") = 0.0f, nb::arg("kv_layer") = -1,
           nb::arg("heads") = 0, nb::arg("scale") = 1.0f, nb::arg("offset") = 0.0f, nb::arg("column") = 0, nb::arg("groups") = 0,
-          nb::arg("window") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("activation") = Activation::silu);
+          nb::arg("window") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("activation") = Activation::silu, nb::arg("routing") = -1,
+          nb::arg("expert_count") = 0, nb::arg("top_k") = 0, nb::arg("sigmoid") = false, nb::arg("renormalise") = false, nb::arg("groups_kept") = 0,
+          nb::arg("group_best") = 0);
 
   nb::class_<Executable>(m, "Executable")
       .def(

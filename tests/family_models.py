@@ -6,6 +6,7 @@ Windows of 8 and 16 positions, soft caps and scales small enough to tell, contex
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -68,14 +69,42 @@ class FamilyModel:
 
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**self.config), attn_implementation="eager", dtype=torch.float32)
         assert type(model).__name__ == self.model_class
-        missing, unexpected = model.load_state_dict({name: torch.from_numpy(values) for name, values in self.weights().items()}, strict=False)
+        tensors = {name: torch.from_numpy(values) for name, values in with_stacked_experts(self.weights()).items()}
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
         assert not unexpected
         assert missing == (["lm_head.weight"] if self.spec.tie_embeddings else [])
         return model.eval()
 
 
+_EXPERT = re.compile(r"(.*)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_STACKED = {
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "w1": "gate_up_proj",
+    "w3": "gate_up_proj",
+    "down_proj": "down_proj",
+    "w2": "down_proj",
+}
+
+
+def with_stacked_experts(tensors: dict[str, F32]) -> dict[str, F32]:
+    """As transformers' modules hold them: the matrices of all experts in one tensor; Mixtral's under the names of the others."""
+    found: dict[str, F32] = {}
+    stacks: dict[str, dict[int, list[F32]]] = {}
+    for name, values in tensors.items():
+        expert = _EXPERT.fullmatch(name)
+        if expert is None:
+            found[name.replace("block_sparse_moe", "mlp")] = values
+        else:
+            stacks.setdefault(f"{expert[1]}.mlp.experts.{_STACKED[expert[3]]}", {}).setdefault(int(expert[2]), []).append(values)
+    for name, by_expert in stacks.items():
+        found[name] = np.stack([np.concatenate(by_expert[expert]) for expert in sorted(by_expert)])
+    return found
+
+
 GEMMA: dict[str, Any] = {"hidden_act": None, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "attention_bias": None, "mlp_bias": None}
 UNBIASED: dict[str, Any] = {"attention_bias": None, "mlp_bias": None}
+QWEN_EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
 QWEN_WINDOWS: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
 MIXED_LAYERS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 
@@ -85,6 +114,24 @@ FAMILY_MODELS: tuple[FamilyModel, ...] = (
     FamilyModel(name="mistral", model_class="MistralForCausalLM", model_type="mistral", changes={**UNBIASED, "sliding_window": 8}),
     FamilyModel(name="qwen2", model_class="Qwen2ForCausalLM", model_type="qwen2", changes={**UNBIASED, "tie_word_embeddings": True}),
     FamilyModel(name="qwen2, windows", model_class="Qwen2ForCausalLM", model_type="qwen2", changes={**UNBIASED, **QWEN_WINDOWS}),
+    FamilyModel(
+        name="mixtral",
+        model_class="MixtralForCausalLM",
+        model_type="mixtral",
+        changes={**UNBIASED, "sliding_window": 8, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    FamilyModel(
+        name="qwen2 moe, a shared expert",
+        model_class="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        changes={**UNBIASED, **QWEN_EXPERTS, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 96},
+    ),
+    FamilyModel(
+        name="qwen3 moe, some layers dense",
+        model_class="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        changes={**UNBIASED, **QWEN_EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1], "num_hidden_layers": 5},
+    ),
     FamilyModel(name="qwen3", model_class="Qwen3ForCausalLM", model_type="qwen3", changes={"mlp_bias": None, "attention_bias": True}),
     FamilyModel(
         name="qwen3, windows",

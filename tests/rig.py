@@ -63,7 +63,9 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, F32]:
 def _part_rows(spec: ModelSpec, name: str, rows: int, columns: int, parts: int) -> list[int]:
     """How the fused weight's rows (a bias vector's entries) are shared by its parts."""
     if parts == 1:
-        return [rows if rows > 1 else columns]
+        return [rows if rows > 1 or ".shared.router" in name else columns]
+    if ".experts." in name or ".shared." in name:
+        return [rows // parts] * parts
     if parts == 2:
         return [spec.ffn_size, spec.ffn_size]
     return [head_count * spec.head_dim for head_count in (spec.head_count, spec.kv_head_count, spec.kv_head_count)]

@@ -52,10 +52,19 @@ void Executable::allocate() {
     const int64_t bytes = limits_.block_counts[static_cast<size_t>(layer.group)] * layer.kv_heads * layer.head_dim * limits_.block_size * element;
     kv_.push_back({ZeroedMemory(bytes), ZeroedMemory(bytes)});
   }
-  int64_t prepared_bytes = 0;
+  int64_t prepared_bytes = 0, gathered_floats = 0, expert_floats = 0;
   for (const OpCall& op : ops_) {
     if (op.kind == OpKind::embed) vocabulary_ = vocabulary_ == 0 ? op.weight->rows : std::min(vocabulary_, op.weight->rows);
     if (op.kind == OpKind::sample) sampled_width_ = std::max(sampled_width_, buffer_width(op.input));
+    if (op.kind == OpKind::experts) {
+      const int64_t width = buffer_width(op.input), ffn = op.bias->columns, rows = limits_.tokens_max;
+      prepared_bytes = std::max(prepared_bytes, rows * prepared_stride(std::max(width, ffn)) * 4);
+      gathered_floats = std::max(gathered_floats, rows * width);
+      expert_floats = std::max(expert_floats, rows * ffn);
+      expert_starts_.resize(std::max(expert_starts_.size(), static_cast<size_t>(op.expert_count) + 1));
+      chosen_.resize(std::max(chosen_.size(), static_cast<size_t>(rows * op.top_k)));
+    }
+    if (op.kind == OpKind::route) scores_floats_ = std::max(scores_floats_, 2 * ((op.expert_count + 15) / 16 * 16));
     if (op.kind == OpKind::linear) prepared_bytes = std::max(prepared_bytes, buffer_rows_max(op.input) * prepared_stride(op.weight->columns) * 4);
     if (op.kind == OpKind::rope_write) {
       if (rope_table(op) == nullptr) {
@@ -71,6 +80,11 @@ void Executable::allocate() {
   }
   attention_scratch_floats_ = (attention_scratch_floats_ + 1023) / 1024 * 1024;
   prepared_ = ZeroedMemory(prepared_bytes);
+  gathered_ = ZeroedMemory(gathered_floats * 4);
+  expert_out_ = ZeroedMemory(gathered_floats * 4);
+  expert_gate_up_ = ZeroedMemory(2 * expert_floats * 4);
+  expert_activated_ = ZeroedMemory(expert_floats * 4);
+  scores_ = ZeroedMemory(scores_floats_ * threads * 4);
   attention_scratch_ = ZeroedMemory(attention_scratch_floats_ * threads * 4);
   token_rows_.resize(static_cast<size_t>(limits_.tokens_max));
   sample_errors_.resize(static_cast<size_t>(limits_.samples_max));
@@ -87,7 +101,8 @@ void Executable::check_op(const OpCall& op) const {
   const auto expect = [&](const char* what, int64_t wanted, int64_t got) {
     if (wanted != got) fail(what, " must be ", wanted, " wide, got ", got);
   };
-  if ((op.kind == OpKind::embed || op.kind == OpKind::rms_norm || op.kind == OpKind::linear || op.kind == OpKind::rope_write) &&
+  if ((op.kind == OpKind::embed || op.kind == OpKind::rms_norm || op.kind == OpKind::linear || op.kind == OpKind::rope_write ||
+       op.kind == OpKind::experts) &&
       op.weight == nullptr) {
     fail("an op that reads a weight was given none");
   }
@@ -103,6 +118,8 @@ void Executable::check_op(const OpCall& op) const {
     case OpKind::soft_cap:
       if (!(op.number > 0.0f)) fail("soft_cap's cap must be above 0, got ", op.number);
       return expect("soft_cap's output", in, out);
+    case OpKind::route: return check_route(op);
+    case OpKind::experts: return check_experts(op);
     case OpKind::select: return expect("select's output", in, out);
     case OpKind::sample:
       if (!buffers_[static_cast<size_t>(op.input)].by_sample) fail("sample's logits must be one row a sample");
@@ -132,6 +149,38 @@ void Executable::check_linear(const OpCall& op) const {
   }
   if (op.bias && (op.bias->layout != Layout::vector || op.bias->columns != op.weight->rows))
     fail("linear's bias must be a vector of ", op.weight->rows);
+}
+
+void Executable::check_route(const OpCall& op) const {
+  const int64_t count = op.expert_count;
+  if (buffer_width(op.input) != count || op.top_k < 1 || op.top_k > count || buffer_width(op.output) != 2 * op.top_k) {
+    fail("route to ", op.top_k, " of ", count, " experts cannot read ", buffer_width(op.input), " logits and write ", buffer_width(op.output),
+         " columns");
+  }
+  if (op.groups < 1 || count % op.groups != 0 || op.groups_kept < 1 || op.groups_kept > op.groups || op.group_best < 1 ||
+      op.group_best > count / op.groups || op.groups_kept * (count / op.groups) < op.top_k) {
+    fail("route keeps ", op.groups_kept, " of ", op.groups, " groups by their best ", op.group_best, ", which does not fit ", count, " experts");
+  }
+  if (op.weight && (op.weight->layout != Layout::vector || op.weight->columns != count)) fail("route's bias must be a vector of ", count);
+}
+
+void Executable::check_experts(const OpCall& op) const {
+  const int64_t count = op.expert_count, width = buffer_width(op.input);
+  if (op.routing < 0 || op.routing >= static_cast<int64_t>(buffers_.size()) || buffer_width(op.routing) != 2 * op.top_k || op.top_k < 1) {
+    fail("experts need a routing buffer of ", 2 * op.top_k, " columns");
+  }
+  if (op.bias == nullptr) fail("experts need two matrices");
+  for (const PackedWeight* weight : {op.weight.get(), op.bias.get()}) {
+    if (weight->layout != Layout::panels || weight->dtype != dtype_) fail("experts' matrices must be packed as panels of the program's dtype");
+    if (count < 1 || weight->rows % count != 0 || weight->rows / count % panel_columns != 0) {
+      fail("experts' matrices must have a multiple of ", panel_columns, " rows an expert, got ", weight->rows, " for ", count);
+    }
+  }
+  const int64_t ffn = op.bias->columns;
+  if (op.weight->rows / count != 2 * ffn || op.weight->columns != width || op.bias->rows / count != width || buffer_width(op.output) != width) {
+    fail("experts of ", ffn, " do not fit buffers ", width, " and ", buffer_width(op.output), " wide");
+  }
+  if (op.input == op.output) fail("experts' x and y must not share memory");
 }
 
 void Executable::check_attention_shapes(const OpCall& op) const {

@@ -4,6 +4,7 @@
 // by output columns and by (token run, KV head), never across a sum.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "engine/memory.h"
 #include "engine/packed_weight.h"
+#include "engine/executable_sizes.h"
 #include "engine/sampler.h"
 #include "engine/step.h"
 #include "engine/thread_team.h"
@@ -31,7 +33,7 @@ struct KVLayerShape {
   int64_t group;
 };
 
-enum class OpKind : int32_t { embed, rms_norm, linear, rope_write, paged_attention, gated_activation, soft_cap, select, sample };
+enum class OpKind : int32_t { embed, rms_norm, linear, rope_write, paged_attention, gated_activation, soft_cap, route, experts, select, sample };
 enum class Activation : int32_t { silu, gelu_tanh };
 
 // Fields that a kind does not use are left as they are here. Meanings: `lockstep.ops.vocabulary`.
@@ -40,7 +42,7 @@ struct OpCall {
   int64_t input = -1;  // buffer index
   int64_t output = -1;
   WeightPointer weight = nullptr;
-  WeightPointer bias = nullptr;
+  WeightPointer bias = nullptr;  // experts: down
   bool accumulate = false;
   float number = 0.0f;  // rms_norm: eps; paged_attention: scale; soft_cap: cap
   int64_t kv_layer = -1;
@@ -52,6 +54,13 @@ struct OpCall {
   int64_t window = 0;    // paged_attention
   float soft_cap = 0.0f;
   Activation activation = Activation::silu;
+  int64_t routing = -1;  // experts: the buffer that says which, as route writes it
+  int64_t expert_count = 0;
+  int64_t top_k = 0;
+  bool sigmoid = false;  // route
+  bool renormalise = false;
+  int64_t groups_kept = 0;  // route, of `groups`
+  int64_t group_best = 0;
 };
 
 // Caller's memory that stands in for a buffer during one step.
@@ -97,6 +106,8 @@ class Executable {
   void check_norm(const OpCall& op) const;
   void check_linear(const OpCall& op) const;
   void check_attention_shapes(const OpCall& op) const;
+  void check_experts(const OpCall& op) const;
+  void check_route(const OpCall& op) const;
   void allocate();
   int64_t rows_of(int64_t buffer, const Step& step) const;
   void plan_runs(const Step& step);
@@ -108,10 +119,15 @@ class Executable {
   void embed(const OpCall& op, const Step& step);
   void rms_norm(const OpCall& op, const Step& step);
   void linear(const OpCall& op, const Step& step);
+  // y[rows, n] = x[rows, k] @ weight[first_row .. first_row + n].T (+ bias) (+ y). first_row: of a panel's beginning.
+  void multiply(const float* x, int64_t rows, const PackedWeight& weight, int64_t first_row, int64_t n, const float* bias, float* y, bool accumulate);
   void rope_write(const OpCall& op, const Step& step);
   void paged_attention(const OpCall& op, const Step& step);
   void gated_activation(const OpCall& op, const Step& step);
   void soft_cap(const OpCall& op, const Step& step);
+  void route(const OpCall& op, const Step& step);
+  void experts(const OpCall& op, const Step& step);
+  void gather(const OpCall& op, const Step& step);
   void select(const OpCall& op, const Step& step);
   void sample(const OpCall& op, const Step& step, const SampleColumns& samples);
 
@@ -134,11 +150,28 @@ class Executable {
   ZeroedMemory prepared_;  // linear's input rounded to its dtype
   ZeroedMemory attention_scratch_;
   int64_t attention_scratch_floats_ = 0;  // a thread
+  // Of one call of experts: tokens of expert e are chosen_[expert_starts_[e]] .., ascending.
+  struct Choice {
+    int32_t token;
+    float weight;
+  };
+  std::vector<Choice> chosen_;
+  std::vector<int64_t> expert_starts_;
+  ZeroedMemory gathered_, expert_gate_up_, expert_activated_, expert_out_;  // rows of one expert's tokens
+  ZeroedMemory scores_;                                                     // route's, [thread][2, experts padded]
+  int64_t scores_floats_ = 0;
   std::vector<TokenRun> runs_;
   std::vector<int32_t> token_rows_;         // [T], the row of each token
   std::vector<Sampler> samplers_;           // a thread
   std::vector<std::string> sample_errors_;  // [S]
   ThreadTeam team_;
 };
+
+template <class Body>
+void Executable::over_rows(int64_t rows, int64_t row_cost, const Body& body) {
+  const int64_t pieces = std::min({rows, team_.size() * 2, rows * row_cost / floats_worth_a_thread});
+  if (pieces <= 1) return body(0, rows);
+  team_.run(pieces, [&](int64_t piece, int64_t) { body(rows * piece / pieces, rows * (piece + 1) / pieces); });
+}
 
 }  // namespace lockstep

@@ -9,13 +9,6 @@
 
 namespace lockstep {
 
-template <class Body>
-void Executable::over_rows(int64_t rows, int64_t row_cost, const Body& body) {
-  const int64_t pieces = std::min({rows, team_.size() * 2, rows * row_cost / floats_worth_a_thread});
-  if (pieces <= 1) return body(0, rows);
-  team_.run(pieces, [&](int64_t piece, int64_t) { body(rows * piece / pieces, rows * (piece + 1) / pieces); });
-}
-
 void Executable::run_op(const OpCall& op, const Step& step, const SampleColumns& samples) {
   switch (op.kind) {
     case OpKind::embed: return embed(op, step);
@@ -25,6 +18,8 @@ void Executable::run_op(const OpCall& op, const Step& step, const SampleColumns&
     case OpKind::paged_attention: return paged_attention(op, step);
     case OpKind::gated_activation: return gated_activation(op, step);
     case OpKind::soft_cap: return soft_cap(op, step);
+    case OpKind::route: return route(op, step);
+    case OpKind::experts: return experts(op, step);
     case OpKind::select: return select(op, step);
     case OpKind::sample: return sample(op, step, samples);
   }
@@ -56,12 +51,21 @@ void Executable::rms_norm(const OpCall& op, const Step& step) {
 }
 
 void Executable::linear(const OpCall& op, const Step& step) {
-  const int64_t rows = rows_of(op.input, step), k = op.weight->columns, n = op.weight->rows;
+  const int64_t rows = rows_of(op.input, step);
+  multiply(data_[static_cast<size_t>(op.input)], rows, *op.weight, 0, op.weight->rows, op.bias ? op.bias->floats() : nullptr,
+           data_[static_cast<size_t>(op.output)], op.accumulate);
+}
+
+void Executable::multiply(const float* x, int64_t rows, const PackedWeight& weight, int64_t first_row, int64_t n, const float* bias, float* y,
+                          bool accumulate) {
   if (rows == 0) return;
-  const float* x = data_[static_cast<size_t>(op.input)];
-  LinearCall call{x, k, op.weight->data(), k, n, op.bias ? op.bias->floats() : nullptr, data_[static_cast<size_t>(op.output)], op.accumulate};
+  const int64_t k = weight.columns;
+  const bool narrow = weight.dtype == DType::bfloat16;
+  const int64_t panel_bytes = panel_columns * 4 * (narrow ? (k + 1) / 2 : k);
+  const char* matrix = static_cast<const char*>(weight.data()) + first_row / panel_columns * panel_bytes;
+  LinearCall call{x, k, matrix, k, n, bias, y, accumulate};
   auto kernel = kernels_->linear_float32;
-  if (op.weight->dtype == DType::bfloat16) {
+  if (narrow) {
     kernel = kernels_->linear_bfloat16;
     call.x = prepared_.data();
     call.x_stride = prepared_stride(k);

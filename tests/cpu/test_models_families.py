@@ -16,7 +16,7 @@ from family_models import FAMILY_MODELS, TOKENS, FamilyModel, sequence
 from lockstep.backends.native import NativeBackend, instruction_sets
 from lockstep.backends.reference.backend import ReferenceBackend
 from lockstep.models.rope import LongScaling, inverse_frequencies
-from lockstep.models.spec import LayerAttention, ModelSpec
+from lockstep.models.spec import Experts, LayerAttention, ModelSpec
 from lockstep.ops.backend import Backend
 from lockstep.ops.step import F32
 from rig import build_stages, logits_of
@@ -84,6 +84,10 @@ def with_layers(spec: ModelSpec, change: Callable[[LayerAttention], LayerAttenti
     return replace(spec, layers=tuple(change(layer) for layer in spec.layers))
 
 
+def with_experts(spec: ModelSpec, change: Callable[[Experts], Experts]) -> ModelSpec:
+    return replace(spec, experts=None if spec.experts is None else change(spec.experts))
+
+
 def other_magnitude(layer: LayerAttention) -> LayerAttention:
     scaling = layer.rope.scaling
     return replace(layer, rope=replace(layer.rope, scaling=replace(scaling, magnitude=1.0))) if isinstance(scaling, LongScaling) else layer
@@ -103,6 +107,9 @@ WRONG: dict[str, Callable[[ModelSpec], ModelSpec]] = {
     "other query scale": lambda spec: replace(spec, attention_scale=spec.head_dim**-0.5),
     "no embedding scale": lambda spec: replace(spec, embedding_scale=1.0),
     "silu for gelu": lambda spec: replace(spec, activation="silu"),
+    "one expert fewer": lambda spec: with_experts(spec, lambda e: replace(e, top_k=e.top_k - 1)),
+    "other weights of experts": lambda spec: with_experts(spec, lambda e: replace(e, renormalise=not e.renormalise)),
+    "no shared expert": lambda spec: with_experts(spec, lambda e: replace(e, shared_ffn_size=0)),
     "no head norms": lambda spec: replace(spec, head_norms=False),
 }
 

@@ -133,14 +133,61 @@ def test_gemma_s_constants_are_those_of_its_class_where_the_config_leaves_them_o
     assert spec_from_config(left_out).tie_embeddings
 
 
+EXPERTS = {
+    "num_local_experts": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "layers", "renormalise", "shared"),
+    [
+        ("MixtralForCausalLM", {}, {0, 1, 2, 3}, True, 0),
+        ("Qwen2MoeForCausalLM", {}, {0, 1, 2, 3}, False, 96),
+        ("Qwen2MoeForCausalLM", {"decoder_sparse_step": 2}, {1, 3}, False, 96),
+        ("Qwen3MoeForCausalLM", {"norm_topk_prob": True, "mlp_only_layers": [0, 3]}, {1, 2}, True, 0),
+        ("LlamaForCausalLM", {}, set(), False, 0),
+    ],
+)
+def test_which_layers_have_experts_and_how_they_are_weighed(
+    name: str, changes: dict[str, object], layers: set[int], renormalise: bool, shared: int
+) -> None:
+    spec = tiny_spec(architectures=[name], **{**EXPERTS, **changes})
+    assert spec.expert_layers == layers
+    assert (spec.experts is not None) == bool(layers)
+    if spec.experts is not None:
+        assert (spec.experts.count, spec.experts.top_k, spec.experts.renormalise, spec.experts.shared_ffn_size) == (8, 2, renormalise, shared)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"num_experts": None}, CheckpointError, "num_experts"),
+        ({"num_experts_per_tok": 9}, CheckpointError, "9 of 8"),
+        ({"num_experts": 1 << 20}, CheckpointError, "num_experts"),
+        ({"mlp_only_layers": "all"}, CheckpointError, "mlp_only_layers"),
+        ({"moe_intermediate_size": 40}, UnsupportedError, "multiples of 32"),
+    ],
+)
+def test_experts_that_make_no_sense_are_refused_by_name(changes: dict[str, object], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        tiny_spec(architectures=["Qwen3MoeForCausalLM"], **{**EXPERTS, **changes})
+
+
 def test_biases_are_those_that_the_architecture_has() -> None:
-    on = {"attention_bias": True, "mlp_bias": True}
+    on = {"attention_bias": True, "mlp_bias": True, **EXPERTS}
     found = {name: tiny_spec(architectures=[name], sliding_window=None if "Gemma" not in name else 8, **on) for name in ARCHITECTURES}
     assert {name: (spec.qkv_bias, spec.output_bias, spec.mlp_bias) for name, spec in found.items()} == {
         "LlamaForCausalLM": (True, True, True),
         "MistralForCausalLM": (False, False, False),
         "Qwen2ForCausalLM": (True, False, False),
         "Qwen3ForCausalLM": (True, True, False),
+        "MixtralForCausalLM": (False, False, False),
+        "Qwen2MoeForCausalLM": (True, False, False),
+        "Qwen3MoeForCausalLM": (True, True, False),
         "Phi3ForCausalLM": (False, False, False),
         "Gemma2ForCausalLM": (True, True, False),
         "Gemma3ForCausalLM": (True, True, False),

@@ -97,3 +97,13 @@ def test_more_stages_than_layers_are_refused() -> None:
         parse_split("1,1,1,1,1", 4)
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         split_layers(tiny_spec(), 0, "float32")
+
+
+@pytest.mark.parametrize("stage_count", [1, 2, 3, 4])
+def test_layers_with_experts_weigh_more_and_are_spread_by_it(stage_count: int) -> None:
+    """The largest stage is as small as any contiguous split could make it."""
+    mixture = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [0, 1, 2, 3, 4]}
+    spec = tiny_spec(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=9, **mixture)
+    assert layer_weight_bytes(spec, "float32", 8) > 2 * layer_weight_bytes(spec, "float32", 0)
+    best = min(max(held_bytes(spec, split, "float32")) for split in every_split(9, stage_count))
+    assert max(held_bytes(spec, split_layers(spec, stage_count, "float32"), "float32")) == best

@@ -21,9 +21,9 @@ from lockstep.errors import LinkError
 from lockstep.runtime.messages import (
     Activations,
     ColumnsRequest,
-    Heartbeat,
     GrammarReport,
     GrammarRequest,
+    Heartbeat,
     ImportReport,
     KVPart,
     KVPull,

@@ -5,6 +5,7 @@ The files are written here with the gguf package, by llama.cpp's names and conve
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
@@ -44,6 +48,18 @@ LAYER = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 GEMMA_LAYER = {
     **LAYER,
@@ -65,6 +81,9 @@ def changed(model: FamilyModel, **changes: Any) -> FamilyModel:
 MODELS = [
     named("mistral"),
     named("qwen2"),
+    named("mixtral"),
+    named("qwen2 moe, a shared expert"),
+    named("qwen3 moe, some layers dense"),
     changed(named("qwen3"), attention_bias=False),
     changed(named("gemma 2"), query_pre_attn_scalar=32),
     changed(named("gemma 3"), query_pre_attn_scalar=16),
@@ -98,6 +117,12 @@ def write_metadata(writer: gguf.GGUFWriter, model: FamilyModel, architecture: st
     writer.add_embedding_length(spec.hidden_size)
     writer.add_block_count(spec.layer_count)
     writer.add_feed_forward_length(spec.ffn_size)
+    if spec.experts is not None:
+        writer.add_expert_count(spec.experts.count)
+        writer.add_expert_used_count(spec.experts.top_k)
+        writer.add_expert_feed_forward_length(spec.experts.ffn_size)
+        if spec.experts.shared_ffn_size:
+            writer.add_expert_shared_feed_forward_length(spec.experts.shared_ffn_size)
     writer.add_head_count(spec.head_count)
     writer.add_head_count_kv(spec.kv_head_count)
     writer.add_layer_norm_rms_eps(spec.norm_eps)
@@ -129,11 +154,24 @@ def write_metadata(writer: gguf.GGUFWriter, model: FamilyModel, architecture: st
     writer.add_eos_token_id(config["eos_token_id"])
 
 
+def _stacked(tensors: dict[str, F32]) -> dict[str, F32]:
+    """The matrices of all experts in one tensor of each kind, under a name without the expert; a gate of one row as a vector."""
+    found: dict[str, F32] = {}
+    stacks: dict[str, list[F32]] = {}
+    for name, values in tensors.items():
+        expert = re.fullmatch(r"(.*experts)\.\d+\.(.*)", name)
+        if expert is None:
+            found[name] = values[0] if name.endswith("shared_expert_gate.weight") else values
+        else:
+            stacks.setdefault(f"{expert[1]}.{expert[2]}", []).append(values)  # a model's weights come expert by expert, in order
+    return found | {name: np.stack(matrices) for name, matrices in stacks.items()}
+
+
 def write(path: Path, model: FamilyModel, tensors: dict[str, F32] | None = None) -> Path:
     architecture = ARCHITECTURES[model.model_type]
     writer = gguf.GGUFWriter(path, architecture)
     write_metadata(writer, model, architecture)
-    for name, values in (model.weights() if tensors is None else tensors).items():
+    for name, values in _stacked(model.weights() if tensors is None else tensors).items():
         writer.add_tensor(stored_name(model, name), stored_values(model, name, values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

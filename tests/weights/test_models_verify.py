@@ -46,7 +46,7 @@ def write_folder(path: Path, model: FamilyModel) -> Path:
 
 def cases() -> list[object]:
     """One model of each kind of attention always, the rest in `make test-slow`."""
-    quick = {"mistral", "qwen3, windows", "gemma 2", "gemma 3", "phi 4, longrope"}
+    quick = {"mistral", "mixtral", "qwen3 moe, some layers dense", "qwen3, windows", "gemma 2", "gemma 3", "phi 4, longrope"}
     assert quick <= {model.name for model in FAMILY_MODELS}
     return [pytest.param(model, id=model.name, marks=() if model.name in quick else pytest.mark.slow) for model in FAMILY_MODELS]
 

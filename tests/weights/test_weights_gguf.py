@@ -167,7 +167,7 @@ def rewrite_rope_base(path: Path, tensors: dict[str, np.ndarray], base: dict[str
     ("extra", "architecture", "match"),
     [
         ({}, "mamba", "architecture 'mamba'"),
-        ({"llama.expert_count": 8}, "llama", "expert_count"),
+        ({"qwen2.expert_count": 8}, "qwen2", "mixture of experts"),
         ({"llama.attention.key_length": 32}, "llama", "rotation"),
         ({"llama.rope.scaling.type": "longrope"}, "llama", "longrope"),
         ({"llama.expert_count": [0, 8]}, "llama", "expert_count is a list"),

@@ -48,10 +48,18 @@ def named_sources(spec: ModelSpec, program: Program, model_parts: Parts, layer_p
         if name in frequencies:
             sources[name] = WeightSource(computed=frequencies[name])
         elif layered:
-            sources[name] = WeightSource(parts=tuple(f"model.layers.{layered[1]}.{part}" for part in layer_parts[layered[2]]))
+            parts = _of_experts(spec, layer_parts[layered[2]])
+            sources[name] = WeightSource(parts=tuple(f"model.layers.{layered[1]}.{part}" for part in parts))
         else:
             sources[name] = WeightSource(parts=model_parts[name])
     return sources
+
+
+def _of_experts(spec: ModelSpec, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Parts whose name has an {expert} are there once for each, one expert after the other."""
+    if spec.experts is None or "{expert}" not in parts[0]:
+        return parts
+    return tuple(part.format(expert=expert) for expert in range(spec.experts.count) for part in parts)
 
 
 def begin(spec: ModelSpec, *, embeds: bool) -> ProgramBuilder:
@@ -128,6 +136,32 @@ def feed_forward(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str, y
     linear(builder, x, gate_up, f"layers.{layer}.ffn.gate_up", (2 * spec.ffn_size, spec.hidden_size), bias=spec.mlp_bias)
     builder.call("gated_activation", (gate_up,), (activated,), kind=spec.activation)
     linear(builder, activated, y, f"layers.{layer}.ffn.down", (spec.hidden_size, spec.ffn_size), bias=spec.mlp_bias, accumulate=accumulate)
+
+
+def experts(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str, y: str) -> None:
+    """The mixture of experts from x, the normed residual stream, added to y; with the shared expert, if there is one, whose weight is the sigmoid of
+    its gate: a route to one of one."""
+    mixture, prefix = spec.experts, f"layers.{layer}.ffn"
+    assert mixture is not None, spec
+    _mixture(builder, spec, f"{prefix}.experts", (x, y), count=mixture.count, top_k=mixture.top_k, ffn_size=mixture.ffn_size)
+    if mixture.shared_ffn_size:
+        _mixture(builder, spec, f"{prefix}.shared", (x, y), count=1, top_k=1, ffn_size=mixture.shared_ffn_size)
+
+
+def _mixture(builder: ProgramBuilder, spec: ModelSpec, prefix: str, buffers: tuple[str, str], *, count: int, top_k: int, ffn_size: int) -> None:
+    x, y = buffers
+    shared = prefix.endswith("shared")
+    logits = builder.buffer(f"expert_logits_{count}", "T", count)
+    routing = builder.buffer(f"routing_{top_k}", "T", 2 * top_k)
+    linear(builder, x, logits, f"{prefix}.router", (count, spec.hidden_size))
+    renormalise = not shared and spec.experts is not None and spec.experts.renormalise
+    scoring = "sigmoid" if shared else "softmax"
+    builder.call("route", (logits,), (routing,), expert_count=count, top_k=top_k, scoring=scoring, renormalise=renormalise)
+    matrices = (
+        builder.weight(f"{prefix}.gate_up", count * 2 * ffn_size, spec.hidden_size, "matrix"),
+        builder.weight(f"{prefix}.down", count * spec.hidden_size, ffn_size, "matrix"),
+    )
+    builder.call("experts", (x, routing), (y,), matrices, expert_count=count, top_k=top_k, kind=spec.activation, accumulate=True)
 
 
 def linear(builder: ProgramBuilder, x: str, y: str, matrix: str, shape: tuple[int, int], *, bias: bool = False, accumulate: bool = False) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from lockstep.errors import ConfigError
 from lockstep.models.blocks import WeightSource
 from lockstep.models.gemma import build_gemma, gemma_weight_sources
-from lockstep.models.llama import build_llama, llama_weight_sources, phi3_weight_sources
+from lockstep.models.llama import build_llama, llama_weight_sources, mixtral_weight_sources, phi3_weight_sources, qwen_moe_weight_sources
 from lockstep.models.spec import ModelSpec
 from lockstep.ops.program import Program
 
@@ -27,6 +27,8 @@ class Family:
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(build=build_llama, sources=llama_weight_sources),
+        "mixtral": Family(build=build_llama, sources=mixtral_weight_sources),
+        "qwen_moe": Family(build=build_llama, sources=qwen_moe_weight_sources),
         "phi3": Family(build=build_llama, sources=phi3_weight_sources),
         "gemma": Family(build=build_gemma, sources=gemma_weight_sources),
     }

@@ -1,4 +1,5 @@
-"""The Llama family: Llama, Mistral, Qwen2, Qwen3 and Phi-3. Each half of a layer is normed before and added to the residual stream.
+"""The Llama family: Llama, Mistral, Mixtral, Qwen 2 and 3, with experts or without, and Phi-3. Each half of a layer is normed before and added to the
+residual stream.
 
 Knows that order and Hugging Face's tensor names; biases, head norms, windows and rotary forms are in the spec. Does not know how an op is computed.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lockstep.models.blocks import HIDDEN, Parts, WeightSource, attention, begin, feed_forward, finish, named_sources, pre_norm
+from lockstep.models.blocks import HIDDEN, Parts, WeightSource, attention, begin, experts, feed_forward, finish, named_sources, pre_norm
 from lockstep.models.spec import ModelSpec
 from lockstep.ops.program import Program
 
@@ -35,6 +36,23 @@ LAYER_PARTS: Parts = MappingProxyType(
         "ffn.down_bias": ("mlp.down_proj.bias",),
     }
 )
+_QWEN_EXPERTS: Parts = {
+    "ffn.experts.router": ("mlp.gate.weight",),
+    "ffn.experts.gate_up": ("mlp.experts.{expert}.gate_proj.weight", "mlp.experts.{expert}.up_proj.weight"),
+    "ffn.experts.down": ("mlp.experts.{expert}.down_proj.weight",),
+    "ffn.shared.router": ("mlp.shared_expert_gate.weight",),
+    "ffn.shared.gate_up": ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
+    "ffn.shared.down": ("mlp.shared_expert.down_proj.weight",),
+}
+QWEN_MOE_LAYER_PARTS: Parts = MappingProxyType({**LAYER_PARTS, **_QWEN_EXPERTS})
+MIXTRAL_LAYER_PARTS: Parts = MappingProxyType(
+    {
+        **LAYER_PARTS,
+        "ffn.experts.router": ("block_sparse_moe.gate.weight",),
+        "ffn.experts.gate_up": ("block_sparse_moe.experts.{expert}.w1.weight", "block_sparse_moe.experts.{expert}.w3.weight"),
+        "ffn.experts.down": ("block_sparse_moe.experts.{expert}.w2.weight",),
+    }
+)
 # Phi-3's checkpoints hold both fused, in our order.
 PHI3_LAYER_PARTS: Parts = MappingProxyType(
     {**LAYER_PARTS, "attention.qkv": ("self_attn.qkv_proj.weight",), "ffn.gate_up": ("mlp.gate_up_proj.weight",)}
@@ -46,7 +64,11 @@ def build_llama(spec: ModelSpec, layers: range, *, embeds: bool, samples: bool) 
     builder = begin(spec, embeds=embeds)
     for layer in layers:
         attention(builder, spec, layer, pre_norm(builder, spec, f"layers.{layer}.attention.norm"), HIDDEN, accumulate=True)
-        feed_forward(builder, spec, layer, pre_norm(builder, spec, f"layers.{layer}.ffn.norm"), HIDDEN, accumulate=True)
+        normed = pre_norm(builder, spec, f"layers.{layer}.ffn.norm")
+        if layer in spec.expert_layers:
+            experts(builder, spec, layer, normed, HIDDEN)
+        else:
+            feed_forward(builder, spec, layer, normed, HIDDEN, accumulate=True)
     return finish(builder, spec, samples=samples)
 
 
@@ -58,3 +80,13 @@ def llama_weight_sources(spec: ModelSpec, program: Program) -> Mapping[str, Weig
 def phi3_weight_sources(spec: ModelSpec, program: Program) -> Mapping[str, WeightSource]:
     """One source for each weight of the program, by the program's name for it."""
     return named_sources(spec, program, MODEL_PARTS, PHI3_LAYER_PARTS)
+
+
+def mixtral_weight_sources(spec: ModelSpec, program: Program) -> Mapping[str, WeightSource]:
+    """One source for each weight of the program, by the program's name for it."""
+    return named_sources(spec, program, MODEL_PARTS, MIXTRAL_LAYER_PARTS)
+
+
+def qwen_moe_weight_sources(spec: ModelSpec, program: Program) -> Mapping[str, WeightSource]:
+    """One source for each weight of the program, by the program's name for it."""
+    return named_sources(spec, program, MODEL_PARTS, QWEN_MOE_LAYER_PARTS)

@@ -19,6 +19,7 @@ from lockstep.models.rope_config import FULL, SLIDING, read_ropes
 Activation = Literal["silu", "gelu_tanh"]
 
 LAYERS_MAX = 1 << 16
+EXPERTS_MAX = 1 << 12
 """More than any model has: a damaged config must not make a spec that fills the memory."""
 
 
@@ -32,11 +33,23 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts. count: of them; top_k: that a token goes to; ffn_size: width of one. renormalise: weights of those chosen add up to 1.
+    shared_ffn_size: width of an expert that every token goes to beside them, weighed by a gate of its own; 0 for none."""
+
+    count: int
+    top_k: int
+    ffn_size: int
+    renormalise: bool
+    shared_ffn_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """The sizes and constants of one decoder.
 
     family: which builder emits its program (a value of Architecture.family). window: the most tokens of one sequence (max_position_embeddings).
-    layers: one entry a layer. ffn_size: width of the gated feed-forward layer.
+    layers: one entry a layer. ffn_size: width of the gated feed-forward layer, in layers without experts. experts: of the layers in expert_layers.
     tie_embeddings: the head is the embedding table.
     qkv_bias: on queries, keys and values. output_bias: on attention's output projection. mlp_bias: on gate, up and down.
     head_norms: queries and keys are normed, head by head, before they are rotated. norm_offset: what is added to every norm's gain.
@@ -52,6 +65,8 @@ class ModelSpec:
     kv_head_count: int
     head_dim: int
     ffn_size: int
+    experts: Experts | None
+    expert_layers: frozenset[int]
     activation: Activation
     norm_eps: float
     norm_offset: float
@@ -86,7 +101,8 @@ class Architecture:
     `max_window_layers` on where `use_sliding_window` says so (flagged); all but every so-manieth by `sliding_window_pattern` (alternating).
     flags: the config's flags of biases that the class knows. qkv_bias: queries, keys and values have a bias whatever the config says.
     gemma: norms with gain + 1, scaled embeddings, soft caps, a query scale of its own. local_rope: sliding layers have a rotary base of their own.
-    partial_rope: a part of a head may be rotated. defaults: what the class assumes where a config.json leaves a key out.
+    partial_rope: a part of a head may be rotated. experts: by whose names the config tells of a mixture; with `shared` one is for every token.
+    defaults: what the class assumes where a config.json leaves a key out.
     """
 
     family: str
@@ -97,6 +113,7 @@ class Architecture:
     gemma: bool = False
     local_rope: bool = False
     partial_rope: bool = False
+    experts: Literal["", "mixtral", "qwen", "qwen-shared"] = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -119,6 +136,22 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             flags=frozenset({"attention_bias"}),
             head_norms=True,
             defaults={"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+        ),
+        "MixtralForCausalLM": Architecture(family="mixtral", windows="always", experts="mixtral", defaults={"rms_norm_eps": 1e-5}),
+        "Qwen2MoeForCausalLM": Architecture(
+            family="qwen_moe",
+            windows="flagged",
+            qkv_bias=True,
+            experts="qwen-shared",
+            defaults={"sliding_window": 4096, "max_window_layers": 28, "num_experts": 60, "num_experts_per_tok": 4, "norm_topk_prob": False},
+        ),
+        "Qwen3MoeForCausalLM": Architecture(
+            family="qwen_moe",
+            windows="flagged",
+            flags=frozenset({"attention_bias"}),
+            head_norms=True,
+            experts="qwen",
+            defaults={"sliding_window": 4096, "max_window_layers": 28, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False},
         ),
         "Phi3ForCausalLM": Architecture(family="phi3", windows="always", partial_rope=True, defaults={"rms_norm_eps": 1e-5}),
         "Gemma2ForCausalLM": Architecture(
@@ -157,6 +190,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     head_count, kv_head_count, head_dim = _heads(config, hidden_size)
     biased = {name: name in architecture.flags and flag(config, name) for name in ("attention_bias", "mlp_bias")}
     gemma = architecture.gemma
+    experts = _experts(config, architecture)
     return ModelSpec(
         family=architecture.family,
         vocab_size=vocab_size,
@@ -166,6 +200,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         kv_head_count=kv_head_count,
         head_dim=head_dim,
         ffn_size=integer(config, "intermediate_size"),
+        experts=experts,
+        expert_layers=_expert_layers(config, architecture),
         activation=_activation(config, "hidden_activation" if gemma else "hidden_act"),
         norm_eps=number(config, "rms_norm_eps", default=1e-6, below=1.0),
         norm_offset=1.0 if gemma else 0.0,
@@ -227,6 +263,41 @@ def _heads(config: Mapping[str, Any], hidden_size: int) -> tuple[int, int, int]:
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"head_dim must be even, since rotary embeddings turn pairs, got {head_dim}; check the model's config")
     return head_count, kv_head_count, head_dim
+
+
+def _experts(config: Mapping[str, Any], architecture: Architecture) -> Experts | None:
+    if not architecture.experts:
+        return None
+    mixtral = architecture.experts == "mixtral"
+    count = integer(config, "num_local_experts" if mixtral else "num_experts", most=EXPERTS_MAX)
+    top_k = integer(config, "num_experts_per_tok")
+    if top_k > count:
+        raise CheckpointError(f"num_experts_per_tok must be at most the number of experts, got {top_k} of {count}; check the model's config")
+    experts = Experts(
+        count=count,
+        top_k=top_k,
+        ffn_size=integer(config, "intermediate_size" if mixtral else "moe_intermediate_size"),
+        renormalise=mixtral or flag(config, "norm_topk_prob"),
+        shared_ffn_size=integer(config, "shared_expert_intermediate_size") if architecture.experts == "qwen-shared" else 0,
+    )
+    if experts.ffn_size % 32 or integer(config, "hidden_size") % 64:
+        raise UnsupportedError(
+            f"experts of width {experts.ffn_size} on a hidden size of {config['hidden_size']} are not supported; "
+            "supported are multiples of 32 and of 64"
+        )
+    return experts
+
+
+def _expert_layers(config: Mapping[str, Any], architecture: Architecture) -> frozenset[int]:
+    """All, or by Qwen's names every so-manieth but for those that are listed."""
+    layers = range(integer(config, "num_hidden_layers", most=LAYERS_MAX))
+    if not architecture.experts.startswith("qwen"):
+        return frozenset(layers if architecture.experts else ())
+    dense = config.get("mlp_only_layers") or ()
+    if not isinstance(dense, (list, tuple)) or not all(type(layer) is int for layer in dense):
+        raise CheckpointError(f"mlp_only_layers must be a list of layers, got {dense!r:.200}; check the model's config")
+    every = integer(config, "decoder_sparse_step", default=1)
+    return frozenset(layer for layer in layers if layer not in dense and (layer + 1) % every == 0)
 
 
 def _soft_cap(config: Mapping[str, Any], key: str) -> float:

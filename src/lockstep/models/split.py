@@ -20,9 +20,10 @@ def weight_bytes(program: Program, dtype: DType) -> int:
     return sum(weight.rows * weight.columns * (4 if weight.roles == ("vector",) else item_bytes(dtype)) for weight in program.weights.values())
 
 
-def layer_weight_bytes(spec: ModelSpec, dtype: DType) -> int:
-    """Bytes of one layer's weights, without the rotary frequencies that layers share. Every layer of a family has the same shapes."""
-    body, frequencies = build_program(spec, range(1), embeds=False, samples=False), 4 * (spec.layers[0].rope.width // 2)
+def layer_weight_bytes(spec: ModelSpec, dtype: DType, layer: int = 0) -> int:
+    """Bytes of one layer's weights, without the rotary frequencies that layers share. Layers of a model weigh the same, but where some have experts
+    and others do not."""
+    body, frequencies = build_program(spec, range(layer, layer + 1), embeds=False, samples=False), 4 * (spec.layers[layer].rope.width // 2)
     return weight_bytes(body, dtype) - frequencies
 
 
@@ -30,10 +31,12 @@ def split_layers(spec: ModelSpec, stage_count: int, dtype: DType) -> tuple[range
     """The split whose largest stage has the fewest weight bytes, the embedding counted on the first stage, final norm and head on the last.
 
     Each stage starts with one layer; every further layer goes to the stage that is the smallest with it, the earlier one on a tie. That is optimal
-    because all layers weigh the same (a second table of rotary frequencies, some hundred bytes, is not counted).
+    where all layers weigh the same (a second table of rotary frequencies, some hundred bytes, is not counted).
     Raises ConfigError if there are fewer layers than stages.
     """
     _check_stage_count(stage_count, spec.layer_count)
+    if 0 < len(spec.expert_layers) < spec.layer_count:
+        return _split_unequal(spec, stage_count, dtype)
     layer = layer_weight_bytes(spec, dtype)
     held = [_stage_bytes(spec, stage, stage_count, dtype) for stage in range(stage_count)]
     counts = [1] * stage_count
@@ -42,6 +45,35 @@ def split_layers(spec: ModelSpec, stage_count: int, dtype: DType) -> tuple[range
         counts[smallest] += 1
         held[smallest] += layer
     return _ranges(counts)
+
+
+def _split_unequal(spec: ModelSpec, stage_count: int, dtype: DType) -> tuple[range, ...]:
+    """The same where layers weigh differently: by the largest stage that must be allowed, found by halving; each stage takes what it can hold."""
+    kinds = {
+        has: layer_weight_bytes(spec, dtype, next(i for i in range(spec.layer_count) if (i in spec.expert_layers) == has)) for has in (True, False)
+    }
+    weights = [kinds[layer in spec.expert_layers] for layer in range(spec.layer_count)]
+    own = [_stage_bytes(spec, stage, stage_count, dtype) - weights[0] for stage in range(stage_count)]
+    low, high = max(weights), sum(weights) + sum(own)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _filled(weights, own, middle) is not None else (middle + 1, high)
+    counts = _filled(weights, own, low)
+    assert counts is not None, (weights, own)
+    return _ranges(counts)
+
+
+def _filled(weights: list[int], own: list[int], most: int) -> list[int] | None:
+    """Layers a stage if no stage may weigh more than `most`, at least one each; None if they do not fit so."""
+    counts, layer = [], 0
+    for stage, held in enumerate(own):
+        count = 0
+        while layer < len(weights) - (len(own) - stage - 1) and held + weights[layer] <= most:
+            held, layer, count = held + weights[layer], layer + 1, count + 1
+        if not count:
+            return None
+        counts.append(count)
+    return counts if layer == len(weights) else None
 
 
 def parse_split(text: str, layer_count: int) -> tuple[range, ...]:

@@ -98,6 +98,31 @@ OPS: dict[str, OpSpec] = {
         ("cap",),
         "y = cap * tanh(x / cap), element by element; cap above 0. x and y may be one buffer.",
     ),
+    "route": OpSpec(
+        ("logits",),
+        ("routing",),
+        ("bias",),
+        ("expert_count", "top_k", "scoring", "renormalise"),
+        "Which top_k of E = expert_count experts each token goes to, and with what weight, from logits[T, E]. Scores are softmax(logits) or "
+        "sigmoid(logits), by `scoring`; experts are chosen by score plus bias[E] if there is one. The experts are `groups` groups of consecutive "
+        "ones; only the groups_kept groups stay whose best group_best experts have the largest sum, added from the best down. Of the experts that "
+        "stay the best top_k are chosen; the lower index wins a tie, of groups and of experts. Weights are the scores of those chosen, without "
+        "bias, divided by their sum in ascending order of expert if renormalise, times scale. routing[T, 2 * top_k]: the chosen experts, ascending, "
+        "as floats; then their weights.",
+        optional_weights=1,
+        defaults={"scale": 1.0, "groups": 1, "groups_kept": 1, "group_best": 1},
+    ),
+    "experts": OpSpec(
+        ("x", "routing"),
+        ("y",),
+        ("gate_up", "down"),
+        ("expert_count", "top_k", "kind", "accumulate"),
+        "y[T, H] = sum over a token's experts e of w * down[e] @ gated_activation(gate_up[e] @ round(x)), in ascending order of e, each term rounded "
+        "and then added to what stands there: 0, or with accumulate what y held. Experts and weights w are routing's, as `route` writes it. "
+        "gate_up holds the experts' matrices [2 * F, H] one below the other, down those of [H, F]; products, rounding and activation are those of "
+        "`linear` and `gated_activation`, without biases. 2 * F and H are multiples of 64. An id outside [0, expert_count), or ids that do not "
+        "ascend, are an error. x and y never share memory.",
+    ),
     "select": OpSpec(
         ("x",),
         ("y",),

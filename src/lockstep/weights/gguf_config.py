@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import CheckpointError, UnsupportedError
-from lockstep.weights.gguf_names import ARCHITECTURES, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, GgufArchitecture
+from lockstep.weights.gguf_names import ARCHITECTURES, LONG_FACTORS, MIXTRAL, ROPE_FACTORS, SHORT_FACTORS, GgufArchitecture
 from lockstep.weights.gguf_parts import GgufParts
 
 EXTENT_MAX = 1 << 24
@@ -18,7 +18,7 @@ NUMBER_MIN, NUMBER_MAX = 1e-30, 1e30
 # GGUF does not name the settings of Llama 3's rotary scaling, only the factors that come of them; these three are the same in every release of it.
 LLAMA3_ROPE: dict[str, float] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # Metadata that changes what the model computes in ways that the families we have do not know.
-UNKNOWN_SETTINGS = ("expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "logit_scale", "embedding_scale", "residual_scale")
+UNKNOWN_SETTINGS = ("attention.clamp_kqv", "attention.max_alibi_bias", "logit_scale", "embedding_scale", "residual_scale")
 
 
 def architecture_of(file: GgufParts) -> GgufArchitecture:
@@ -26,6 +26,8 @@ def architecture_of(file: GgufParts) -> GgufArchitecture:
     name = _Fields(file, "").text("general.architecture")
     if name not in ARCHITECTURES:
         raise UnsupportedError(f"{file.path}: architecture {name!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    if name == "llama" and _Fields(file, "llama.").get("expert_count"):
+        return MIXTRAL
     return ARCHITECTURES[name]
 
 
@@ -36,6 +38,8 @@ def config_of(file: GgufParts) -> dict[str, Any]:
     for key in UNKNOWN_SETTINGS:
         if fields.get(key):
             raise UnsupportedError(f"{file.path}: has {fields.prefix}{key} = {fields.get(key)!r}, a setting that is not supported")
+    if fields.get("expert_count") and not architecture.expert_tensors:
+        raise UnsupportedError(f"{file.path}: a mixture of experts of type {architecture.model_type!r} is not supported")
     hidden_size = fields.integer("embedding_length")
     heads = fields.integer("attention.head_count")
     is_phi3, is_gemma = architecture.model_type == "phi3", architecture.norm_offset != 0.0
@@ -72,11 +76,32 @@ def config_of(file: GgufParts) -> dict[str, Any]:
         config["sliding_window"] = fields.integer("attention.sliding_window")
     if architecture.model_type == "llama" and "sliding_window" in config:
         config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    if architecture.expert_tensors:
+        config |= _expert_settings(file, fields, config)
     if is_phi3:
         config |= _phi3_settings(fields, rotated, head_dim, is_long=bool(config["rope_scaling"]))
     if is_gemma:
         config |= _gemma_settings(file, fields, config)
     return config | _token_ids(file, bos_token_id="bos", eos_token_id="eos")
+
+
+def _expert_settings(file: GgufParts, fields: _Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """Under Mixtral's names or Qwen's. That Qwen 3's weights of experts add up to 1 and Qwen 2's do not is fixed by the architecture where the file
+    does not say it. Source: llama.cpp, src/llama-model.cpp (LLM_ARCH_QWEN2MOE, LLM_ARCH_QWEN3MOE)."""
+    count, top_k = fields.integer("expert_count"), fields.integer("expert_used_count")
+    if config["model_type"] == "mixtral":
+        return {"num_local_experts": count, "num_experts_per_tok": top_k}
+    renormalise = file.metadata.get(f"{fields.prefix}expert_weights_norm")
+    settings: dict[str, Any] = {
+        "num_experts": count,
+        "num_experts_per_tok": top_k,
+        "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
+        "norm_topk_prob": config["model_type"] == "qwen3_moe" if renormalise is None else bool(renormalise),
+        "mlp_only_layers": [layer for layer in range(config["num_hidden_layers"]) if f"blk.{layer}.ffn_gate_inp.weight" not in file.tensors],
+    }
+    if config["model_type"] == "qwen2_moe":
+        settings["shared_expert_intermediate_size"] = fields.integer("expert_shared_feed_forward_length")
+    return settings
 
 
 def _phi3_settings(fields: _Fields, rotated: int, head_dim: int, *, is_long: bool) -> dict[str, Any]:

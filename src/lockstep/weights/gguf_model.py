@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,10 @@ class GgufCheckpoint:
         self.generation_config: Mapping[str, Any] = generation_config_of(self._file)
         self.tokenizer_source: Mapping[str, Any] = self._file.metadata
         self._architecture = architecture_of(self._file)
-        self._tensors = {self._name(tensor.name): tensor for tensor in self._file.tensors.values() if tensor.name not in SETTING_TENSORS}
+        self._tensors: dict[str, _Part] = {}
+        for tensor in self._file.tensors.values():
+            if tensor.name not in SETTING_TENSORS:
+                self._tensors |= self._parts(tensor)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
@@ -47,12 +51,14 @@ class GgufCheckpoint:
 
     def read(self, name: str) -> NDArray[np.float32]:
         """float32 in the shape of `shape(name)`; may be a read-only view of the file."""
-        tensor = self._tensor(name)
-        raw = tensor.stored()
+        part = self._tensor(name)
+        tensor, raw = part.tensor, part.tensor.stored()
+        if part.expert is not None:
+            return tensor.number_format.widen(raw.reshape(tensor.shape[0], -1)[part.expert]).reshape(part.shape)
         layer_name = _LAYER_NAME.fullmatch(tensor.name)
         if layer_name is not None and layer_name[2] in self._architecture.interleaved:
             raw = raw.reshape(tensor.shape[0], -1)[self._half_split_order(tensor)].reshape(-1)
-        values = tensor.number_format.widen(raw).reshape(tensor.shape)
+        values = tensor.number_format.widen(raw).reshape(part.shape)
         if self._architecture.norm_offset and name.endswith("norm.weight"):
             return values - np.float32(self._architecture.norm_offset)
         return values
@@ -63,7 +69,7 @@ class GgufCheckpoint:
             self._fingerprint = content_hash(self._file.contents())
         return self._fingerprint
 
-    def _tensor(self, name: str) -> GgufTensor:
+    def _tensor(self, name: str) -> _Part:
         if name not in self._tensors:
             raise CheckpointError(f"{self.path}: has no tensor {name!r}; the file is incomplete or of another model: copy or download it again")
         return self._tensors[name]
@@ -76,8 +82,25 @@ class GgufCheckpoint:
             raise CheckpointError(f"{self.path}: tensor {tensor.name!r} has {rows} rows, not whole heads of {head_dim} rows in pairs")
         return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
-    def _name(self, stored: str) -> str:
-        return _hugging_face_name(self.path, self._architecture, stored, self.config["num_hidden_layers"])
+    def _parts(self, tensor: GgufTensor) -> dict[str, _Part]:
+        """By Hugging Face's names: one, or one an expert."""
+        name = _hugging_face_name(self.path, self._architecture, tensor.name, self.config["num_hidden_layers"])
+        if "{expert}" not in name:
+            is_row = tensor.name.split(".")[2:3] and tensor.name.split(".")[2] in self._architecture.vectors
+            return {name: _Part(tensor=tensor, shape=(1, *tensor.shape) if is_row else tensor.shape)}
+        count = self.config.get("num_experts", self.config.get("num_local_experts"))
+        if len(tensor.shape) != 3 or tensor.shape[0] != count:
+            raise CheckpointError(f"{self.path}: tensor {tensor.name!r} has shape {tensor.shape}, expected the matrices of {count} experts")
+        return {name.format(expert=expert): _Part(tensor=tensor, shape=tensor.shape[1:], expert=expert) for expert in range(tensor.shape[0])}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A tensor as Hugging Face has it, or the matrix of one expert out of a tensor of all."""
+
+    tensor: GgufTensor
+    shape: tuple[int, ...]
+    expert: int | None = None
 
 
 def _hugging_face_name(path: Path, architecture: GgufArchitecture, stored: str, layer_count: int) -> str:
@@ -85,8 +108,9 @@ def _hugging_face_name(path: Path, architecture: GgufArchitecture, stored: str, 
     if stored in MODEL_TENSORS:
         return MODEL_TENSORS[stored]
     parts = _LAYER_NAME.fullmatch(stored)
-    if parts is None or parts[2] not in architecture.layer_tensors:
+    names = {**architecture.layer_tensors, **architecture.expert_tensors}
+    if parts is None or parts[2] not in names:
         raise UnsupportedError(f"{path}: tensor {stored!r} is not known for models of type {architecture.model_type!r}")
     if int(parts[1]) >= layer_count:
         raise CheckpointError(f"{path}: tensor {stored!r} is beyond the {layer_count} layers that the file declares; copy or download it again")
-    return f"model.layers.{parts[1]}.{architecture.layer_tensors[parts[2]]}.{parts[3]}"
+    return f"model.layers.{parts[1]}.{names[parts[2]]}.{parts[3]}"

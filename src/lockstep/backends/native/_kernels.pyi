@@ -30,8 +30,10 @@ class OpKind(Enum):
     paged_attention = 4
     gated_activation = 5
     soft_cap = 6
-    select = 7
-    sample = 8
+    route = 7
+    experts = 8
+    select = 9
+    sample = 10
 
 class Activation(Enum):
     silu = 0
@@ -64,6 +66,13 @@ class OpCall:
         window: int = 0,
         soft_cap: float = 0.0,
         activation: Activation = ...,
+        routing: int = -1,
+        expert_count: int = 0,
+        top_k: int = 0,
+        sigmoid: bool = False,
+        renormalise: bool = False,
+        groups_kept: int = 0,
+        group_best: int = 0,
     ) -> None: ...
 
 class Executable:

@@ -13,7 +13,7 @@ from lockstep.ops.vocabulary import Attribute
 
 # The attribute that an op's record holds as `number`, and as `scale`.
 _NUMBER: Mapping[str, str] = MappingProxyType({"rms_norm": "eps", "paged_attention": "scale", "soft_cap": "cap"})
-_SCALE: Mapping[str, str] = MappingProxyType({"embed": "scale", "rope_write": "magnitude"})
+_SCALE: Mapping[str, str] = MappingProxyType({"embed": "scale", "rope_write": "magnitude", "route": "scale"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,27 @@ def _translate_op(program: Program, op: Op, index: Mapping[str, int], weights: M
         groups=int(attributes.get("groups", 0)),
         window=int(attributes.get("window", 0)),
         soft_cap=float(attributes.get("soft_cap", 0.0)),
-        activation=_activation(attributes["kind"]) if op.kind == "gated_activation" else _kernels.Activation.silu,
+        activation=_activation(attributes["kind"]) if op.kind in ("gated_activation", "experts") else _kernels.Activation.silu,
+        routing=index[op.inputs[1]] if op.kind == "experts" else -1,
+        expert_count=int(attributes.get("expert_count", 0)),
+        top_k=int(attributes.get("top_k", 0)),
+        sigmoid=_scoring(attributes["scoring"]) if op.kind == "route" else False,
+        renormalise=bool(attributes.get("renormalise", False)),
+        groups_kept=int(attributes.get("groups_kept", 0)),
+        group_best=int(attributes.get("group_best", 0)),
     )
+
+
+def _scoring(name: Attribute) -> bool:
+    """Whether it is the sigmoid."""
+    if name not in ("softmax", "sigmoid"):
+        raise UnsupportedError(f"route by {name!r}; the native backend has softmax and sigmoid")
+    return name == "sigmoid"
 
 
 def _activation(kind: Attribute) -> _kernels.Activation:
     activation = getattr(_kernels.Activation, str(kind), None)
     if activation is None:
-        raise UnsupportedError(f"gated_activation of kind {kind!r}; the native backend has {[known.name for known in _kernels.Activation]}")
+        raise UnsupportedError(f"activation of kind {kind!r}; the native backend has {[known.name for known in _kernels.Activation]}")
     assert isinstance(activation, _kernels.Activation), kind
     return activation

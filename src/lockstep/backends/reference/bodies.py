@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.backends.reference.invariant import elementwise, fold, rows_times_matrix
+from lockstep.backends.reference.invariant import elementwise, fold, padded_matrix, rows_times_matrix
 from lockstep.backends.reference.sampling import choose_token, edit_logits, log_probabilities
 from lockstep.ops.backend import DType
 from lockstep.ops.step import SampleOutputs, SamplingInputs
@@ -155,17 +155,71 @@ def _attended(query_GQD: Tensor, keys_GPD: Tensor, values_GPD: Tensor, scale: fl
 
 
 def gated_activation(call: Call) -> Tensor:
-    gate_TF, up_TF = call.inputs[0].chunk(2, -1)
-    if call.attributes["kind"] == "gelu_tanh":
+    return _gated(call.inputs[0], call.attributes["kind"])
+
+
+def _gated(gate_up: Tensor, kind: Attribute) -> Tensor:
+    gate_TF, up_TF = gate_up.chunk(2, -1)
+    if kind == "gelu_tanh":
         z_TF = (gate_TF + gate_TF * gate_TF * gate_TF * 0.044715) * math.sqrt(2.0 / math.pi)
         return gate_TF * (1.0 + elementwise(torch.tanh, z_TF)) * 0.5 * up_TF
-    assert call.attributes["kind"] == "silu", call.attributes["kind"]
+    assert kind == "silu", kind
     return gate_TF / (1.0 + elementwise(torch.exp, -gate_TF)) * up_TF
 
 
 def soft_cap(call: Call) -> Tensor:
     cap = float(call.attributes["cap"])
     return elementwise(torch.tanh, call.inputs[0] / cap) * cap
+
+
+def route(call: Call) -> Tensor:
+    (logits_TE,), settings = call.inputs, call.attributes
+    if settings["scoring"] == "softmax":
+        exponentials_TE = elementwise(torch.exp, logits_TE - logits_TE.amax(-1, keepdim=True))
+        scores_TE = exponentials_TE / fold(exponentials_TE, -1)[:, None]
+    else:
+        scores_TE = 1.0 / (1.0 + elementwise(torch.exp, -logits_TE))
+    ranks_TE = scores_TE + call.weights[0].values[0] if call.weights else scores_TE
+    groups, kept, best, top_k = (int(settings[name]) for name in ("groups", "groups_kept", "group_best", "top_k"))
+    if kept < groups:
+        members_TGM = ranks_TE.unflatten(-1, (groups, -1))
+        worth_TG = torch.sort(members_TGM, dim=-1, descending=True, stable=True).values[..., 0]
+        for i in range(1, best):
+            worth_TG = worth_TG + torch.sort(members_TGM, dim=-1, descending=True, stable=True).values[..., i]
+        stays_TG = torch.zeros_like(worth_TG, dtype=torch.bool).scatter(1, _best(worth_TG, kept), True)
+        ranks_TE = torch.where(stays_TG[..., None], members_TGM, float("-inf")).flatten(1)
+    ids_Tk = _best(ranks_TE, top_k).sort(-1).values
+    weights_Tk = scores_TE.gather(1, ids_Tk)
+    if settings["renormalise"]:
+        total_T = weights_Tk[:, 0]
+        for i in range(1, top_k):
+            total_T = total_T + weights_Tk[:, i]
+        weights_Tk = weights_Tk / total_T[:, None]
+    return torch.cat((ids_Tk.float(), weights_Tk * float(settings["scale"])), -1)
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    """Indices of the largest of each row, best first; the lower index wins a tie."""
+    return torch.sort(values, dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def experts(call: Call) -> Tensor:
+    (x_TH, routing), (gate_up, down) = call.inputs, call.weights
+    count, top_k = int(call.attributes["expert_count"]), int(call.attributes["top_k"])
+    dtype, width, ffn = TORCH_DTYPE[down.dtype], x_TH.shape[1], down.columns
+    assert call.held is not None, "experts always has an output"
+    y_TH = call.held.clone() if call.attributes["accumulate"] else torch.zeros_like(call.held)
+    for expert in range(count):
+        chosen = (routing[:, :top_k] == expert).nonzero()
+        if not len(chosen):
+            continue
+        tokens, weights = chosen[:, 0], routing[chosen[:, 0], top_k + chosen[:, 1]]
+        own = slice(expert * 2 * ffn, (expert + 1) * 2 * ffn)
+        both = rows_times_matrix(x_TH[tokens].to(dtype).float(), padded_matrix(gate_up.values[own]), 2 * ffn)
+        activated = _gated(both, call.attributes["kind"])
+        out = rows_times_matrix(activated.to(dtype).float(), padded_matrix(down.values[expert * width : (expert + 1) * width]), width)
+        y_TH[tokens] = y_TH[tokens] + weights[:, None] * out
+    return y_TH
 
 
 def select(call: Call) -> Tensor:

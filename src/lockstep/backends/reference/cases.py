@@ -137,6 +137,46 @@ def soft_cap_case(seed: int) -> OpCase:
     return _case(draw, builder, [_step(draw, lengths=(9,), widths={"x": width}, scale=10.0)], ("y",))
 
 
+def route_case(seed: int) -> OpCase:
+    """By softmax and by sigmoid; of four seeds one chooses by score plus bias, one keeps groups by their best, one by their best two."""
+    draw = np.random.default_rng(seed)
+    count, top_k, variant = 12, int(draw.integers(1, 5)), seed % 4
+    builder = ProgramBuilder()
+    x, y = builder.input(builder.buffer("x", "T", count)), builder.output(builder.buffer("y", "T", 2 * top_k))
+    weights = (builder.weight("bias", 1, count, "vector"),) if variant in (1, 3) else ()
+    groups = {"groups": 4, "groups_kept": 2, "group_best": variant - 1} if variant > 1 else {}
+    builder.call(
+        "route",
+        (x,),
+        (y,),
+        weights,
+        expert_count=count,
+        top_k=top_k,
+        scoring="sigmoid" if seed % 2 else "softmax",
+        renormalise=bool(seed // 4 % 2),
+        scale=2.5 if seed // 8 % 2 else 1.0,
+        **groups,
+    )
+    return _case(draw, builder, [_step(draw, lengths=(9, 1), widths={"x": count}, scale=2.0)], ("y",))
+
+
+def experts_case(seed: int) -> OpCase:
+    """Behind a router of its own, since ids must be ids. Half of the seeds accumulate."""
+    draw = np.random.default_rng(seed)
+    count, top_k, width, ffn = int(draw.integers(2, 9)), int(draw.integers(1, 3)), 64, 32 * int(draw.integers(1, 4))
+    builder = ProgramBuilder()
+    x, logits = builder.input(builder.buffer("x", "T", width)), builder.input(builder.buffer("logits", "T", count))
+    routing, y = builder.buffer("routing", "T", 2 * top_k), builder.output(builder.buffer("y", "T", width))
+    widths = {"x": width, "logits": count}
+    if seed % 2:
+        widths[builder.input(y)] = width
+    builder.call("route", (logits,), (routing,), expert_count=count, top_k=top_k, scoring="softmax", renormalise=True)
+    matrices = (builder.weight("gate_up", count * 2 * ffn, width, "matrix"), builder.weight("down", count * width, ffn, "matrix"))
+    settings = {"kind": "gelu_tanh" if seed // 2 % 2 else "silu", "accumulate": bool(seed % 2)}
+    builder.call("experts", (x, routing), (y,), matrices, expert_count=count, top_k=top_k, **settings)
+    return _case(draw, builder, [_step(draw, lengths=(int(draw.integers(1, 30)), 1), widths=widths)], ("y",))
+
+
 def select_case(seed: int) -> OpCase:
     draw = np.random.default_rng(seed)
     width = int(draw.integers(1, 100))

@@ -39,6 +39,8 @@ OP_REFERENCES: Mapping[str, OpReference] = MappingProxyType(
         "paged_attention": OpReference(body=bodies.paged_attention, generate=cases.paged_attention_case, tolerance=_within(1e-5, 5e-3)),
         "gated_activation": OpReference(body=bodies.gated_activation, generate=cases.gated_activation_case, tolerance=_within(1e-5, 1e-5)),
         "soft_cap": OpReference(body=bodies.soft_cap, generate=cases.soft_cap_case, tolerance=_within(1e-5, 1e-5)),
+        "route": OpReference(body=bodies.route, generate=cases.route_case, tolerance=_within(1e-5, 1e-5)),
+        "experts": OpReference(body=bodies.experts, generate=cases.experts_case, tolerance=_within(1e-5, 5e-3)),
         "select": OpReference(body=bodies.select, generate=cases.select_case, tolerance=_within(0.0, 0.0)),
         "sample": OpReference(body=bodies.sample, generate=cases.sample_case, tolerance=_within(1e-5, 1e-5)),
     }
