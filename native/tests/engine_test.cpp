@@ -135,7 +135,7 @@ Executable make(const KernelTable* kernels, DType dtype, int64_t threads, int64_
   const std::vector<BufferShape> buffers = {{false, hidden}, {false, hidden}, {false, width + 2 * kv_heads * head_dim},
                                             {false, width},  {false, width},  {false, 2 * ffn},
                                             {false, ffn},    {true, hidden},  {true, vocabulary}};
-  return Executable(kernels, dtype, Limits{64, 2, 2, block_size, {40}}, threads, buffers, {{kv_heads, head_dim, 0}}, ops);
+  return Executable(kernels, dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{kv_heads, head_dim, 0}}, ops);
 }
 
 // Two requests of 40 and 9 tokens of one text, whole or in chunks of one token of each.
@@ -186,20 +186,156 @@ void test_model_agrees_with_itself(bool rich) {
   }
 }
 
+// Everything that a step names, each in memory of its own, so that the sanitizer sees a read beyond any of them. Two rows at positions 0 .. 1 and
+// 4 .. 5, a sample and a target for each; the first sample has a mask and an edit.
+struct StepData {
+  std::vector<int32_t> token_ids = {1, 2, 3, 4}, positions = {0, 1, 4, 5}, row_starts = {0, 2, 4}, table = {39, -1, 7, 8};
+  std::vector<int32_t> index = {1, 3, 0, 2}, sampled_positions = {2, 6, 1, 5}, top_ks = {0, 5, 0, 0}, logprob_counts = {3, 0, 1, -1};
+  std::vector<int32_t> targets = {-1, -1, 2, 4}, mask_rows = {0, -1, -1, -1}, starts = {0, 1, 1, 1, 1}, ids = {130};
+  std::vector<uint32_t> masks = std::vector<uint32_t>(5, 0xffffffffu);
+  std::vector<uint64_t> seeds = {1, 2, 3, 4};
+  std::vector<float> temperatures = {0.0f, 0.9f, 0.0f, 0.0f}, top_ps = {1, 0.9f, 1, 1}, min_ps = {0, 0, 0, 0};
+  std::vector<float> biases = {1.0f}, penalties = {2.0f}, subtracts = {0.5f};
+  int64_t mask_count = 1, mask_width = 5, top_count = 3;
+};
+
+void run(Executable& executable, const StepData& d) {
+  Step step;
+  step.tokens = static_cast<int64_t>(d.token_ids.size());
+  step.rows = static_cast<int64_t>(d.row_starts.size()) - 1;
+  step.token_ids = d.token_ids.data();
+  step.positions = d.positions.data();
+  step.row_starts = d.row_starts.data();
+  step.block_tables = {{d.table.data(), 2}};
+  const auto count = static_cast<int64_t>(d.index.size());
+  step.sampling = {count,           d.index.data(),  d.seeds.data(),  d.sampled_positions.data(), d.temperatures.data(),
+                   d.top_ks.data(), d.top_ps.data(), d.min_ps.data(), d.logprob_counts.data(),    d.targets.data()};
+  step.edits = {d.mask_rows.data(), d.masks.data(),     d.mask_count,       d.mask_width,      d.starts.data(),
+                d.ids.data(),       d.biases.data(),    d.penalties.data(), d.subtracts.data(), static_cast<int64_t>(d.ids.size())};
+  const auto size = static_cast<size_t>(count);
+  std::vector<int32_t> tokens(size), ranks(size), top_ids(size * static_cast<size_t>(d.top_count));
+  std::vector<float> logprobs(size), top_logprobs(size * static_cast<size_t>(d.top_count));
+  executable.run(step, {}, {tokens.data(), logprobs.data(), ranks.data(), top_ids.data(), top_logprobs.data(), d.top_count});
+}
+
 void test_malformed_steps_are_refused() {
+  constexpr int32_t most = std::numeric_limits<int32_t>::max(), least = std::numeric_limits<int32_t>::min();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const KernelTable* kernels : usable_kernels()) {
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      WeightArena arena;
+      Executable executable = make(kernels, dtype, 2, 4, small_model(arena, dtype, false));
+      const auto refused = [&](const std::function<void(StepData&)>& change) {
+        StepData data;
+        change(data);
+        return !error_of([&] { run(executable, data); }).empty();
+      };
+      check(!refused([](StepData&) {}), "a good step runs");
+      const auto refuse_all = [&](const char* what, std::vector<int32_t> StepData::*field, const std::vector<int32_t>& values) {
+        for (size_t at = 0; at < (StepData().*field).size(); ++at) {
+          if (field == &StepData::table && at == 1) continue;  // beyond the row's last block: never read
+          for (const int32_t value : values) {
+            check(refused([&](StepData& d) { (d.*field)[at] = value; }), std::string(what) + " of " + std::to_string(value) + " at " + std::to_string(at));
+          }
+        }
+      };
+      refuse_all("a token id", &StepData::token_ids, {-1, 131, most, least});
+      refuse_all("a position", &StepData::positions, {-1, 9, most, least});
+      refuse_all("a row start", &StepData::row_starts, {-1, 5, most, least});
+      refuse_all("a block", &StepData::table, {-1, 40, most, least});
+      refuse_all("a sample's index", &StepData::index, {-1, 4, most, least});
+      refuse_all("a target", &StepData::targets, {-2, 131, most, least});
+      refuse_all("a mask row", &StepData::mask_rows, {-2, 1, most, least});
+      refuse_all("a start of edits", &StepData::starts, {-1, 2, most, least});
+      refuse_all("an edit's id", &StepData::ids, {-1, 131, most, least});
+      refuse_all("a count of log probabilities", &StepData::logprob_counts, {4, most});
+      check(refused([](StepData& d) { d.positions = {most - 1, most, 4, 5}; }), "positions at the end of the integers");
+      check(refused([](StepData& d) { d.positions = {0, 1, most, least}; }), "positions that wrap");
+      check(refused([](StepData& d) { d.positions = {0, 1, 8, 9}; }), "a table too narrow");
+      check(refused([](StepData& d) { d.row_starts = {0, 2, 3}; }), "tokens that no row has");
+      check(refused([](StepData& d) { d.mask_width = 4; }), "masks narrower than the logits");
+      check(refused([&](StepData& d) { d.temperatures[1] = nan; }), "a temperature that is no number");
+      check(refused([&](StepData& d) { d.penalties[0] = 0.0f; }), "a penalty of 0");
+      check(refused([&](StepData& d) { d.biases[0] = nan; }), "a bias that is no number");
+      check(refused([](StepData& d) {
+              d.row_starts = {0, 1, 2, 3, 4};
+              d.positions = {0, 0, 0, 0};
+            }),
+            "more rows than were allowed for");
+      check(!refused([](StepData&) {}), "and the next good step runs");
+    }
+  }
+}
+
+constexpr int64_t experts_count = 5, expert_width = 64, expert_ffn = 32, expert_top_k = 2;
+
+// Buffers: 0 x, 1 routing, 2 y; logits come in as x's first columns by a buffer of their own, 3.
+std::vector<float> run_experts(const KernelTable* kernels, DType dtype, int64_t threads, const std::vector<float>& x, const std::vector<float>& logits,
+                               const float* routed) {
   WeightArena arena;
-  const std::vector<OpCall> ops = small_model(arena, DType::float32, false);
-  Executable executable = make(usable_kernels()[0], DType::float32, 2, 4, ops);
-  const Run good{{1, 2}, {0, 1}, {0, 2}, {39}, 1};
-  const auto refused = [&](Run bad) { return !error_of([&] { run(executable, bad); }).empty(); };
-  check(!refused(good), "a good step runs");
-  check(refused({{1, 131}, {0, 1}, {0, 2}, {39}, 1}), "a token id out of range");
-  check(refused({{1, 2}, {0, 2}, {0, 2}, {39}, 1}), "positions with a gap");
-  check(refused({{1, 2}, {std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()}, {0, 2}, {39}, 1}), "positions that wrap");
-  check(refused({{1, 2}, {3, 4}, {0, 2}, {39}, 1}), "a table too narrow");
-  check(refused({{1, 2}, {0, 1}, {0, 2}, {40}, 1}), "a block out of the pool");
-  check(refused({{1, 2}, {0, 1}, {0, 3}, {39}, 1}), "row starts beyond the tokens");
-  check(!refused(good), "and the next good step runs");
+  const auto pack = [&](int64_t rows, int64_t columns, uint32_t seed) {
+    return std::make_shared<const PackedWeight>(pack_weight(arena, numbers(rows * columns, seed).data(), rows, columns, dtype, Layout::panels));
+  };
+  OpCall route{OpKind::route, 3, 1};
+  route.expert_count = experts_count;
+  route.top_k = expert_top_k;
+  route.groups = route.groups_kept = route.group_best = 1;
+  route.renormalise = true;
+  OpCall experts{OpKind::experts, 0, 2, pack(experts_count * 2 * expert_ffn, expert_width, 1), pack(experts_count * expert_width, expert_ffn, 2)};
+  experts.routing = 1;
+  experts.expert_count = experts_count;
+  experts.top_k = expert_top_k;
+  std::vector<OpCall> ops;
+  if (routed == nullptr) ops.push_back(route);
+  ops.push_back(experts);
+  const std::vector<BufferShape> buffers = {{false, expert_width}, {false, 2 * expert_top_k}, {false, expert_width}, {false, experts_count}};
+  Executable executable(kernels, dtype, Limits{16, 16, 1, 4, {8}}, threads, buffers, {}, ops);
+  const int64_t tokens = static_cast<int64_t>(x.size()) / expert_width;
+  std::vector<float> y(x.size()), own_x(x), own_logits(logits), routing(static_cast<size_t>(tokens * 2 * expert_top_k));
+  if (routed != nullptr) std::copy_n(routed, routing.size(), routing.begin());
+  std::vector<int32_t> ids(static_cast<size_t>(tokens)), positions(ids), row_starts;
+  for (int64_t t = 0; t <= tokens; ++t) row_starts.push_back(static_cast<int32_t>(t));
+  Step step;
+  step.tokens = step.rows = tokens;
+  step.token_ids = ids.data();
+  step.positions = positions.data();
+  step.row_starts = row_starts.data();
+  const std::vector<int32_t> table(static_cast<size_t>(tokens));
+  step.block_tables = {{table.data(), 1}};
+  executable.run(step, {{0, own_x.data()}, {1, routing.data()}, {2, y.data()}, {3, own_logits.data()}}, {});
+  return y;
+}
+
+void test_a_token_gets_the_same_of_its_experts_in_any_company() {
+  constexpr int64_t tokens = 13;
+  const std::vector<float> x = numbers(tokens * expert_width, 3), logits = numbers(tokens * experts_count, 4);
+  for (const KernelTable* kernels : usable_kernels()) {
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      const std::vector<float> together = run_experts(kernels, dtype, 1, x, logits, nullptr);
+      check(run_experts(kernels, dtype, 3, x, logits, nullptr) == together, "threads change nothing");
+      for (int64_t t = 0; t < tokens; ++t) {
+        const std::vector<float> own(x.begin() + t * expert_width, x.begin() + (t + 1) * expert_width);
+        const std::vector<float> alone =
+            run_experts(kernels, dtype, 1, own, {logits.begin() + t * experts_count, logits.begin() + (t + 1) * experts_count}, nullptr);
+        check(std::equal(alone.begin(), alone.end(), together.begin() + t * expert_width), "company changes nothing");
+      }
+    }
+  }
+}
+
+void test_ids_of_experts_out_of_range_are_refused() {
+  const std::vector<float> x = numbers(expert_width, 3), logits(experts_count);
+  const float nan = std::numeric_limits<float>::quiet_NaN(), endless = std::numeric_limits<float>::infinity();
+  const auto refused = [&](float first, float second) {
+    const float routing[] = {first, second, 0.5f, 0.5f};
+    return !error_of([&] { run_experts(usable_kernels()[0], DType::float32, 2, x, logits, routing); }).empty();
+  };
+  check(!refused(0, 4), "ids in range run");
+  for (const float bad : {-1.0f, 5.0f, 1e30f, -1e30f, nan, endless}) {
+    check(refused(bad, 4), "a first id out of range");
+    check(refused(0, bad), "a second id out of range");
+  }
+  check(refused(3, 3) && refused(3, 1), "ids that do not ascend");
 }
 
 }  // namespace
@@ -209,6 +345,8 @@ int main() {
   test_model_agrees_with_itself(false);
   test_model_agrees_with_itself(true);
   test_malformed_steps_are_refused();
+  test_a_token_gets_the_same_of_its_experts_in_any_company();
+  test_ids_of_experts_out_of_range_are_refused();
   std::puts("ok");
   return 0;
 }
