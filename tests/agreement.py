@@ -27,7 +27,7 @@ from rig import Stages, build_stages, logits_of
 
 ROOT = Path(__file__).parent.parent
 DATA_VARIABLE = "LOCKSTEP_GSM8K"
-"""A path to GSM8K's test.jsonl, for more than the first 64 questions."""
+"""A path to GSM8K's test.jsonl, for more than the first 100 questions."""
 
 ANSWER_TOKENS = 64
 TOKENS_MAX = 512
@@ -53,9 +53,9 @@ class Agreement:
 
 
 def questions(count: int) -> list[str]:
-    """The first `count` questions of GSM8K's test set, from $LOCKSTEP_GSM8K, a `shared/data` folder beside the project, or the 64 kept here."""
+    """The first `count` questions of GSM8K's test set, from $LOCKSTEP_GSM8K, a `shared/data` folder beside the project, or the 100 kept here."""
     places = [Path(os.environ[DATA_VARIABLE])] if DATA_VARIABLE in os.environ else [ROOT.parent / "shared" / "data" / "gsm8k_test.jsonl"]
-    path = next((place for place in places if place.is_file()), ROOT / "tests" / "data" / "gsm8k_first64.jsonl")
+    path = next((place for place in places if place.is_file()), ROOT / "tests" / "data" / "gsm8k_first100.jsonl")
     found = [json.loads(line)["question"] for line in path.read_text(encoding="utf-8").splitlines()[:count]]
     assert len(found) == count, f"{path} has {len(found)} questions, {count} are needed; set ${DATA_VARIABLE}"
     return found

@@ -24,7 +24,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|end|>{{ m.role }}\n{{ m.content | trim }}{% endfor %}"
     "{% if add_generation_prompt %}<|end|>bot\n{% endif %}"
 )
-DATA = Path(__file__).parents[1] / "data" / "gsm8k_first64.jsonl"
+DATA = Path(__file__).parents[1] / "data" / "gsm8k_first100.jsonl"
 # As the models' own tokenizer.json spell them, where transformers has no table.
 DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")
 DEEPSEEK_V3 = (
