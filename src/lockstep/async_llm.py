@@ -32,6 +32,7 @@ from lockstep.llm import (
     template_variables,
 )
 from lockstep.runtime.client import collect_async
+from lockstep.runtime.loop import pause_mode
 from lockstep.text import Tokenizer
 
 INLINE_CHARACTERS_MAX = 8192
@@ -142,6 +143,25 @@ class AsyncLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """As `LLM.get_default_sampling_params`."""
         return SamplingParams(**self._sampling_defaults)
+
+    async def reset_prefix_cache(self) -> bool:
+        """No prefix that was computed before is hit any more. Always True."""
+        await asyncio.wrap_future(self._running.engine.reset_prefix_cache())
+        return True
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Returns when nothing is computed any more; requests that come wait. mode: "abort" ends what has begun, "wait" finishes it first, "keep"
+        goes on with it afterwards. Raises InvalidRequestError for another."""
+        await asyncio.wrap_future(self._running.engine.pause(pause_mode(mode)))
+        if clear_cache:
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Go on, with what was kept and with what has come."""
+        await asyncio.wrap_future(self._running.engine.resume())
+
+    async def is_paused(self) -> bool:
+        return self._running.engine.state.paused
 
     @property
     def fingerprint(self) -> str:

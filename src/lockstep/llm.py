@@ -153,6 +153,11 @@ class LLM:
         """With what the model's generation_config.json recommends, see `EngineConfig`; what requests without sampling_params get."""
         return SamplingParams(**self._sampling_defaults)
 
+    def reset_prefix_cache(self) -> bool:
+        """No prefix that was computed before is hit any more. Always True."""
+        self._running.engine.reset_prefix_cache().result()
+        return True
+
     @property
     def fingerprint(self) -> str:
         """Engines with one fingerprint give the same tokens for the same request and seed."""

@@ -130,6 +130,11 @@ class LiveRequest:
         return min(self.known + sum(most for _, most in self.outstanding), self.spec.length_cap)
 
     @property
+    def has_begun(self) -> bool:
+        """It has been admitted, now or before."""
+        return self.cached_tokens >= 0
+
+    @property
     def lacks_prompt_logprobs(self) -> bool:
         return self.spec.prompt_logprob_count >= 0 and self.prompt_logprob_start < self.prompt_length
 

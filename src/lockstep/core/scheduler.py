@@ -56,7 +56,7 @@ class SchedulerConfig:
 
 class Scheduler:
     """epoch: number of the log. prefix_secret: random bytes for the keys of the prefix cache. Generations start at first_generation and are never
-    reused, nor are the numbers of transfers."""
+    reused, nor are the numbers of transfers. admitting: False lets only those in that have been in before."""
 
     def __init__(self, config: SchedulerConfig, *, prefix_secret: bytes, epoch: int = 0, first_generation: int = 0) -> None:
         self.config = config
@@ -67,6 +67,7 @@ class Scheduler:
         self._requests: dict[str, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
         self._isolated: list[LiveRequest] = []
+        self.admitting = True
         self._begin(epoch, 0)
 
     def _begin(self, epoch: int, first_transfer: int) -> None:
@@ -164,6 +165,16 @@ class Scheduler:
     @property
     def running_count(self) -> int:
         return len(self._running)
+
+    @property
+    def has_begun_work(self) -> bool:
+        """Some request has been in a slot and has not ended, or something waits for its end."""
+        return bool(self._ended or self.transfers.has_ending) or any(request.has_begun for request in self._requests.values())
+
+    def reset_prefix_cache(self) -> None:
+        """No prefix is hit until it has been computed again."""
+        for pool in self.pools:
+            pool.clear_cache()
 
     @property
     def has_work(self) -> bool:
@@ -278,13 +289,13 @@ class Scheduler:
         if self._isolated:
             self._isolated = [request for request in self._isolated if request.isolated and self.find(request.spec.request_id) is request]
         if self._isolated:
-            if not self._running and self.has_grammar_of(self._isolated[0]):
+            if not self._running and self.has_grammar_of(self._isolated[0]) and (self.admitting or self._isolated[0].has_begun):
                 self._try_admit(self._isolated[0], build)
             return
         index = 0
         while index < len(self._waiting) and self._free_slots and not build.preempted and build.budget_used < self.config.token_budget:
             request = self._waiting[index]
-            if self._waits_for_elder(request, build) or not self.has_grammar_of(request):
+            if self._waits_for_elder(request, build) or not self.has_grammar_of(request) or not (self.admitting or request.has_begun):
                 index += 1
             elif not self._try_admit(request, build):
                 break

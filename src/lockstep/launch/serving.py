@@ -75,7 +75,7 @@ async def run_server(config: EngineConfig, settings: ServerSettings, address: Ad
         def scrape() -> tuple[str, bytes]:
             return metrics_text(engine_counts(running), model_name=settings.served_model_names[0])
 
-        app = create_app(client, tokenizer, settings, scrape=scrape)
+        app = create_app(client, tokenizer, settings, scrape=scrape, controls=client)
         await serve(
             app,
             host=address.host,

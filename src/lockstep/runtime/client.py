@@ -15,6 +15,7 @@ from lockstep.core.params import SamplingParams
 from lockstep.core.request import EngineRequest
 from lockstep.errors import LockstepError
 from lockstep.runtime.engine import Engine, EngineState
+from lockstep.runtime.loop import pause_mode
 from lockstep.runtime.requests import RequestFactory
 
 
@@ -39,6 +40,22 @@ class AsyncClient:
     @property
     def state(self) -> EngineState:
         return self._engine.state
+
+    @property
+    def is_paused(self) -> bool:
+        return self._engine.state.paused
+
+    async def pause(self, mode: str, *, clear_cache: bool) -> None:
+        """Returns when nothing is computed any more. Raises InvalidRequestError for a mode that there is not."""
+        await asyncio.wrap_future(self._engine.pause(pause_mode(mode)))
+        if clear_cache:
+            await self.reset_prefix_cache()
+
+    async def resume(self) -> None:
+        await asyncio.wrap_future(self._engine.resume())
+
+    async def reset_prefix_cache(self) -> None:
+        await asyncio.wrap_future(self._engine.reset_prefix_cache())
 
     async def check(self, params: SamplingParams) -> None:
         """That structured outputs compile, on another thread: it may take seconds, and `generate` finds the answer there."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +20,7 @@ from lockstep.core.outputs import FinishReason
 from lockstep.core.request import EngineRequest
 from lockstep.errors import CapacityError, InternalError, LockstepError
 from lockstep.runtime.driver import Driver
-from lockstep.runtime.loop import Dumper, EngineLoop, RestartPolicy, Sink, as_stopped
+from lockstep.runtime.loop import Dumper, EngineLoop, PauseMode, RestartPolicy, Sink, as_stopped
 from lockstep.runtime.transport.cluster import Cluster
 
 IDLE_POLL_S = 0.5
@@ -32,7 +33,8 @@ _log = logging.getLogger("lockstep.engine")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """What the engine says of itself. failure: why it stopped, if it did, in words for callers. reason: why it recovers, else empty. restarts: epochs
-    begun after failures. divergences, provenance_failures: failures of these kinds. Counts are of the last finished turn."""
+    begun after failures. divergences, provenance_failures: failures of these kinds. paused: it was told to pause, and does nothing. Counts are of the
+    last finished turn."""
 
     phase: Phase
     failure: LockstepError | None = None
@@ -45,6 +47,7 @@ class EngineState:
     waiting: int = 0
     blocks_free: int = 0
     blocks_total: int = 0
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,15 @@ class _Submit:
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """act: on the engine's thread. until: what must hold, at the end of a turn, before `done` is told."""
+
+    act: Callable[[EngineLoop], None]
+    until: Callable[[EngineLoop], bool]
+    done: Future[None]
 
 
 class Engine:
@@ -77,7 +89,8 @@ class Engine:
         self._dumper = dumper
         self._queue_max = queue_max
         self._on_failure = on_failure
-        self._commands: deque[_Submit | _Abort] = deque()
+        self._commands: deque[_Submit | _Abort | _Control] = deque()
+        self._awaited: list[_Control] = []
         self._lock = threading.Lock()
         self._closing = False
         self._state = self._read_state("running")
@@ -104,10 +117,7 @@ class Engine:
     def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
         """Queue requests that the driver takes in one turn: all of them or, with an error as for `submit`, none."""
         with self._lock:
-            if self._state.failure is not None:
-                raise self._state.failure
-            if self._closing:
-                raise CapacityError("the engine is shutting down; send the request to another one")
+            self._expect_open()
             if self._state.waiting + len(self._commands) + len(requests) > self._queue_max:
                 raise CapacityError(f"at most {self._queue_max} requests may wait; retry later")
             self._commands.extend(_Submit(request, sink) for request in requests)
@@ -118,6 +128,33 @@ class Engine:
         with self._lock:
             self._commands.append(_Abort(request_id))
         self._cluster.wake()
+
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Compute nothing any more until `resume`; done when that is so. Requests that come meanwhile wait."""
+        return self._control(lambda loop: loop.pause(mode), lambda loop: loop.is_paused)
+
+    def resume(self) -> Future[None]:
+        """Go on. A pause that was not over yet is over too."""
+        return self._control(lambda loop: loop.resume(), lambda loop: True)
+
+    def reset_prefix_cache(self) -> Future[None]:
+        """No prefix that was computed before is hit any more."""
+        return self._control(lambda loop: loop.driver.scheduler.reset_prefix_cache(), lambda loop: True)
+
+    def _control(self, act: Callable[[EngineLoop], None], until: Callable[[EngineLoop], bool]) -> Future[None]:
+        """Raises the engine's failure if it has stopped, CapacityError if it is closing."""
+        control = _Control(act, until, Future())
+        with self._lock:
+            self._expect_open()
+            self._commands.append(control)
+        self._cluster.wake()
+        return control.done
+
+    def _expect_open(self) -> None:
+        if self._state.failure is not None:
+            raise self._state.failure
+        if self._closing:
+            raise CapacityError("the engine is shutting down; send the request to another one")
 
     def close(self) -> None:
         """Abort what is open, stop the stages, end the thread. May be called twice."""
@@ -150,12 +187,18 @@ class Engine:
             count = len(self._commands)
         for _ in range(count):
             command = self._commands.popleft()
-            if isinstance(command, _Abort):
+            if isinstance(command, _Control):
+                command.act(self._loop)
+                self._awaited.append(command)
+            elif isinstance(command, _Abort):
                 self._loop.abort(command.request_id)
             else:
                 self._loop.submit(command.request, command.sink)
         self._loop.turn(0.0 if self._commands else IDLE_POLL_S)
         self._state = self._read_state("recovering" if self._loop.recovering else "running")
+        for control in [control for control in self._awaited if control.until(self._loop)]:
+            self._awaited.remove(control)
+            control.done.set_result(None)
 
     def _read_state(self, phase: Phase, failure: LockstepError | None = None) -> EngineState:
         scheduler, counts = self._driver.scheduler, self._loop.counts
@@ -172,6 +215,7 @@ class Engine:
             waiting=scheduler.waiting_count,
             blocks_free=pool.free_count,
             blocks_total=pool.block_count,
+            paused=self._loop.is_paused,
         )
 
     def _reason(self) -> str:
@@ -188,7 +232,10 @@ class Engine:
         with self._lock:
             self._state = self._read_state(phase, failure)
             queued = [(command.request, command.sink) for command in self._commands if isinstance(command, _Submit)]
+            self._awaited += [command for command in self._commands if isinstance(command, _Control)]
             self._commands.clear()
+        for control in self._awaited:
+            control.done.set_exception(failure or CapacityError("the engine is shutting down"))
         self._loop.end_all(reason, failure, queued)
 
 

@@ -13,19 +13,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.records import Columns, StepPlan
 from lockstep.core.request import EngineRequest
-from lockstep.errors import DivergenceError, InternalError, LinkError, LockstepError, PeerError, PoisonError, ProvenanceError
+from lockstep.errors import DivergenceError, InternalError, InvalidRequestError, LinkError, LockstepError, PeerError, PoisonError, ProvenanceError
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.transport.cluster import Cluster
 
 Sink = Callable[[list[TokenEvent]], None]
 """Takes the events of one turn, in order, on the loop's thread. It must return at once and never raise."""
 
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of requests that have begun: they end, they are finished first, or they stay where they are and go on afterwards."""
+
 _log = logging.getLogger("lockstep.engine")
+
+
+def pause_mode(name: str) -> PauseMode:
+    """Raises InvalidRequestError."""
+    for mode in get_args(PauseMode):
+        if mode == name:
+            return mode  # type: ignore[no-any-return]
+    raise InvalidRequestError(f"mode must be one of {', '.join(get_args(PauseMode))}, got {name!r:.60}", param="mode")
 
 
 class Dumper(Protocol):
@@ -93,6 +104,7 @@ class EngineLoop:
         self._failed_at: deque[float] = deque()
         self._in_a_row = 0
         self._begin_at: float | None = None
+        self._pause: PauseMode | None = None
 
     @property
     def recovering(self) -> bool:
@@ -138,6 +150,27 @@ class EngineLoop:
                 self._sinks[request.request_id] = (sink, 0)
         self._end(list(self._sinks), reason, error)
 
+    # Pauses
+
+    def pause(self, mode: PauseMode) -> None:
+        """Go on with nothing new: requests that come wait. See `PauseMode`; `is_paused` turns true in a later turn."""
+        self._pause = mode
+        self.driver.scheduler.admitting = False
+        if mode == "abort":
+            for name in list(self._sinks):
+                self.abort(name)
+
+    def resume(self) -> None:
+        self._pause = None
+        self.driver.scheduler.admitting = True
+
+    @property
+    def is_paused(self) -> bool:
+        """A pause was asked for, and nothing is computed any more."""
+        if self._pause is None or self.recovering or self.driver.waits:
+            return False
+        return self._pause == "keep" or not self.driver.scheduler.has_begun_work
+
     # Turns
 
     def turn(self, timeout_s: float) -> None:
@@ -151,7 +184,7 @@ class EngineLoop:
             if not self.recovering:
                 for request in self.driver.take_grammars():
                     self.cluster.send(request)
-                while (plan := self.driver.next_plan()) is not None:
+                while self._pause != "keep" and (plan := self.driver.next_plan()) is not None:
                     self.cluster.send(plan)
             self._take(timeout_s if self._begin_at is None else min(timeout_s, self._begin_at - now))
 

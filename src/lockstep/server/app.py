@@ -17,10 +17,11 @@ from lockstep.server.access import RequireApiKey
 from lockstep.server.admission import Admission
 from lockstep.server.chat import answer_chat
 from lockstep.server.completions import answer_completion
+from lockstep.server.controls import Controls
 from lockstep.server.endpoint import Answer, Endpoint, ServerContext
 from lockstep.server.errors import plain_error_body
 from lockstep.server.pages import answer_health, answer_model, answer_models, answer_ready, answer_root, answer_version
-from lockstep.server.protocol import EngineClient
+from lockstep.server.protocol import EngineClient, EngineControls
 from lockstep.server.settings import ServerSettings
 from lockstep.server.tokenization import answer_detokenize, answer_tokenize
 from lockstep.text.tokenizer import Tokenizer
@@ -35,9 +36,10 @@ def create_app(
     settings: ServerSettings,
     *,
     scrape: Scrape | None = None,
+    controls: EngineControls | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The HTTP application over `client`. scrape: answers /metrics, which is not there without it. extra_routes: pages of others.
+    """The HTTP application over `client`. scrape: answers /metrics, which is not there without it. controls: what `settings.dev_mode` opens. extra_routes: pages of others.
     `app.state.admission` is what `serve` drains and stops."""
     admission = Admission(settings.requests_max)
     context = ServerContext(client=client, tokenizer=tokenizer, settings=settings, admission=admission, created_s=int(time.time()))
@@ -58,12 +60,22 @@ def create_app(
         route("/version", answer_version, "GET"),
         route("/", answer_root, "GET"),
         *([] if scrape is None else [_metrics_route(scrape)]),
+        *([] if controls is None or not settings.dev_mode else _control_routes(Controls(controls), route)),
         *extra_routes,
     ]
     app = Starlette(routes=routes, middleware=_middleware(settings), exception_handlers={HTTPException: _answer_http_exception})
     app.router.redirect_slashes = False
     app.state.admission = admission
     return app
+
+
+def _control_routes(controls: Controls, route: Callable[[str, Answer, str], Route]) -> list[Route]:
+    return [
+        route("/pause", controls.pause, "POST"),
+        route("/resume", controls.resume, "POST"),
+        route("/is_paused", controls.is_paused, "GET"),
+        route("/reset_prefix_cache", controls.reset_prefix_cache, "POST"),
+    ]
 
 
 def _metrics_route(scrape: Scrape) -> Route:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
@@ -31,6 +32,10 @@ class Exchange:
     def path_parameter(self, name: str) -> str:
         """What the route's `{name}` matched."""
         return str(self._scope["path_params"][name])
+
+    def query(self) -> dict[str, str]:
+        """Of each parameter in the URL its last value."""
+        return dict(parse_qsl(self._scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
     async def read_body(self, bytes_max: int) -> bytes:
         """The whole body. Raises BodyTooLargeError past `bytes_max` bytes (without reading on), ClientGoneError."""

@@ -30,6 +30,21 @@ class EngineStatus:
     blocks_total: int = 0
 
 
+class EngineControls(Protocol):
+    """What changes the engine for everybody. mode: "abort" ends what has begun, "wait" finishes it first, "keep" goes on with it afterwards."""
+
+    async def pause(self, mode: str, *, clear_cache: bool) -> None:
+        """Returns when nothing is computed any more; requests that come wait. Raises InvalidRequestError for another mode."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def reset_prefix_cache(self) -> None: ...
+
+    @property
+    def is_paused(self) -> bool: ...
+
+
 class EngineClient(Protocol):
     @property
     def max_model_len(self) -> int: ...

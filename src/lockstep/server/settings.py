@@ -24,6 +24,7 @@ class ServerSettings:
     requests_max: engine requests (choices times prompts) open at once over all clients; beyond it the answer is 503 with Retry-After.
     retry_after_s: what Retry-After says.
     shutdown_timeout_s: how long open answers may go on after a stop was asked for; then they end with an error.
+    dev_mode: whoever may send requests may also pause the engine and reset its prefix cache.
 
     Raises ConfigError.
     """
@@ -38,6 +39,7 @@ class ServerSettings:
     requests_max: int = 1024
     retry_after_s: int = 1
     shutdown_timeout_s: float = 10.0
+    dev_mode: bool = False
 
     def __post_init__(self) -> None:
         if not self.served_model_names or not all(self.served_model_names):
