@@ -39,8 +39,8 @@ def create_app(
     controls: EngineControls | None = None,
     extra_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The HTTP application over `client`. scrape: answers /metrics, which is not there without it. controls: what `settings.dev_mode` opens. extra_routes: pages of others.
-    `app.state.admission` is what `serve` drains and stops."""
+    """The HTTP application over `client`. scrape: answers /metrics, which is not there without it. controls: what `settings.dev_mode` opens.
+    extra_routes: pages of others. `app.state.admission` is what `serve` drains and stops."""
     admission = Admission(settings.requests_max)
     context = ServerContext(client=client, tokenizer=tokenizer, settings=settings, admission=admission, created_s=int(time.time()))
 
