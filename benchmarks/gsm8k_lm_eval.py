@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import figures
 import httpx2
+from serving import served
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "gsm8k_first100.jsonl"
 ALONE = ("-pp", "1", "--no-async-scheduling", "--max-num-seqs", "1")
 SPREAD = ("-pp", "3", "--async-scheduling", "--max-num-seqs", "100", "--max-num-batched-tokens", "128", "--num-gpu-blocks-override", "160")
-
-PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +35,6 @@ class Evaluated:
     answers: tuple[str, ...]
     preemptions: int
     seconds: float
-
-
-@contextmanager
-def served(flags: Sequence[str]) -> Iterator[str]:
-    """The URL."""
-    command = [sys.executable, "-m", "lockstep.cli.main", "serve", "smollm2", "--port", "0", "--max-model-len", "1k", *flags]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"lockstep serves .* at (http://\S+)", line):
-                break
-        else:
-            raise SystemExit("the server did not start")
-        reader = threading.Thread(target=process.stderr.read, daemon=True)
-        reader.start()
-        try:
-            yield found[1]
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
-            reader.join()
 
 
 def task(questions: int, max_tokens: int, folder: Path) -> dict[str, Any]:
@@ -90,7 +65,7 @@ def task(questions: int, max_tokens: int, folder: Path) -> dict[str, Any]:
 def evaluate(flags: Sequence[str], described: dict[str, Any], *, at_once: int) -> Evaluated:
     import lm_eval
 
-    with served(flags) as url:
+    with served(*flags) as (url, _):
         began = time.monotonic()
         arguments = {
             "model": "smollm2",

@@ -14,25 +14,21 @@ import asyncio
 import json
 import math
 import random
-import re
 import signal
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import figures
 import httpx2
 import psutil
+from serving import PATIENCE_S, served
 
 ON_ITS_WAY_S = 0.1
 SECOND_WITHIN_S = 2.0
-PATIENCE_S = 300.0
 
 
 @dataclass(slots=True)
@@ -44,28 +40,6 @@ class Run:
     errors: list[str] = field(default_factory=list)
     signals: list[float] = field(default_factory=list)
     count: int = 0
-
-
-@contextmanager
-def served(stages: int, streams: int) -> Iterator[tuple[str, int]]:
-    """(URL, process id)."""
-    flags = ["--port", "0", "-pp", str(stages), "--max-model-len", "1k", "--max-num-seqs", str(streams), "--max-restarts", "1000000"]
-    command = [sys.executable, "-m", "lockstep.cli.main", "serve", "smollm2", *flags, "--return-tokens-as-token-ids"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"lockstep serves .* at (http://\S+)", line):
-                break
-        else:
-            raise SystemExit("the server did not start")
-        reader = threading.Thread(target=process.stderr.read, daemon=True)
-        reader.start()
-        try:
-            yield found[1], process.pid
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
-            reader.join()
 
 
 def stage_process(server: int, index: int, former: psutil.Process | None) -> psutil.Process:
@@ -191,7 +165,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="append to this CSV")
     arguments = parser.parse_args()
-    with served(arguments.stages, arguments.streams) as (url, server):
+    flags = ("-pp", str(arguments.stages), "--max-num-seqs", str(arguments.streams), "--max-restarts", "1000000", "--return-tokens-as-token-ids")
+    with served(*flags) as (url, server):
         found = measure(url, server, arguments)
     print(json.dumps(found, indent=2))
     figures.append(arguments.out, [_flat(found)])
