@@ -31,7 +31,7 @@ from lockstep.llm import (
     render_chat,
     template_variables,
 )
-from lockstep.runtime.client import collect_async
+from lockstep.runtime.client import check_structure, collect_async
 from lockstep.runtime.loop import pause_mode
 from lockstep.text import Tokenizer
 
@@ -205,8 +205,7 @@ class AsyncLLM:
         text = prompt if isinstance(prompt, str) else None
         if text is not None and len(text) > INLINE_CHARACTERS_MAX:
             prompt = {"prompt": text, "prompt_token_ids": await asyncio.to_thread(self._tokenizer.encode, text)}
-        if params.structured_outputs is not None:
-            await asyncio.to_thread(self._running.factory.grammar_of, params)
+        await check_structure(self._running.factory, params)
         return new_answer(self._running, self._tokenizer, request_id, prompt, params, priority)
 
     async def _read(self, answer: Answer) -> AsyncGenerator[None, None]:

@@ -63,7 +63,8 @@ _TEMPLATE = "the template is the tokenizer's; name another tokenizer folder with
 _TOOLS = "tool calls are not there yet"
 _REASONING = "reasoning parsers are not there yet"
 _EMBEDS = "prompt embeddings are not there yet"
-_LOGITS = "logits processors and structured outputs are not there yet"
+_LOGITS = "logits processors are not there yet"
+_STRUCTURE = "structured outputs are always there, by llguidance; what is asked of them comes with the request"
 _LOGPROBS = "log probabilities are of the unfiltered distribution at temperature 1"
 _CHUNKS = "prefill is always chunked, to --max-num-batched-tokens a step"
 _SCHEDULER = "the scheduler has no such rule; use --max-num-seqs, --max-num-batched-tokens and --queue-max"
@@ -195,7 +196,8 @@ FOREIGN: Mapping[str, ForeignSetting] = MappingProxyType(
             _valued(_TRANSFER, "kv_transfer_config kv_events_config"),
             # What requests may ask for.
             _switches(_EMBEDS, "enable_prompt_embeds"),
-            _valued(_LOGITS, "logits_processors logits_processor_pattern guided_decoding_backend structured_outputs_config"),
+            _valued(_LOGITS, "logits_processors logits_processor_pattern"),
+            _valued(_STRUCTURE, "guided_decoding_backend structured_outputs_config"),
             _except(_LOGPROBS, "logprobs_mode", "raw_logprobs"),
             _except("at most 20 alternatives a token can be asked for", "max_logprobs", 20),
             _valued(_REASONING, "reasoning_parser reasoning_parser_plugin reasoning_config"),

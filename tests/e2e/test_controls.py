@@ -107,3 +107,24 @@ def test_controls_are_served_to_those_who_asked_for_them() -> None:
         assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
     with served("--max-model-len", "256") as server:
         assert httpx2.post(f"{server.url}/pause", timeout=PATIENCE_S).status_code == 404
+
+
+def test_who_asks_for_a_pause_may_leave_and_the_engine_goes_on(alone: list[list[int]]) -> None:
+    """Before the engine has heard of it, and while it waits for what has begun."""
+
+    async def run() -> None:
+        async with AsyncLLM("smollm2", max_model_len=256) as llm:
+            started = asyncio.Event()
+            task = asyncio.create_task(streams(llm, started))
+            await started.wait()
+            for pause_s in (0.0, 0.05):
+                asking = asyncio.create_task(llm.pause_generation(mode="wait"))
+                await asyncio.sleep(pause_s)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+            assert [output.outputs[0].token_ids for output in await task] == alone
+            await llm.resume_generation()
+            assert (await llm.complete(PROMPT, params(0), "after")).outputs[0].token_ids == alone[0]
+            await llm.check_health()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))

@@ -93,6 +93,7 @@ class LiveRequest:
         tokens = np.zeros(spec.length_cap, np.int32)
         known = len(spec.prompt) + len(spec.given)
         assert len(spec.prompt), spec.request_id
+        assert spec.prompt_logprob_count < 0 or (spec.transfer is None and not len(spec.given)), spec.request_id  # who computed the prompt tells them
         assert known < spec.length_cap, (spec.request_id, len(spec.prompt), len(spec.given), spec.length_cap)
         tokens[:known] = np.concatenate([spec.prompt, spec.given])
         return LiveRequest(

@@ -463,13 +463,13 @@ class Scheduler:
             del self._requests[request.spec.request_id]
             self._running.remove(request)
             self._ended.append(request)
-        request.delivered = request.known - request.prompt_length
-        self.stats.tokens_delivered += len(tokens)
+        delivered = () if finish == FINISH_FAILED else tuple(tokens.tolist())
+        request.delivered = index + len(delivered)
+        self.stats.tokens_delivered += len(delivered)
         told = None
         if index == 0 and request.spec.prompt_logprob_count >= 0:
             told = LogprobColumns.joined(request.prompt_logprobs, request.spec.prompt_logprob_count)
             request.prompt_logprobs = []
-        delivered = () if finish == FINISH_FAILED else tuple(tokens.tolist())
         return Delivery(request=request, index=index, row=row, tokens=delivered, finish=reason, prompt_logprobs=told)
 
     def _rank(self, request: LiveRequest) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from lockstep.core.outputs import FinishReason, TokenEvent
 from lockstep.core.params import SamplingParams
@@ -17,6 +18,9 @@ from lockstep.errors import LockstepError
 from lockstep.runtime.engine import Engine, EngineState
 from lockstep.runtime.loop import pause_mode
 from lockstep.runtime.requests import RequestFactory
+
+_CHECKING = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lockstep-structure")
+"""Threads that wait for a grammar to be tried, apart from those that encode everybody's prompts."""
 
 
 class AsyncClient:
@@ -59,8 +63,7 @@ class AsyncClient:
 
     async def check(self, params: SamplingParams) -> None:
         """That structured outputs compile, on another thread: it may take seconds, and `generate` finds the answer there."""
-        if params.structured_outputs is not None:
-            await asyncio.to_thread(self._factory.grammar_of, params)
+        await check_structure(self._factory, params)
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, *, choice: int = 0, priority: int = 0
@@ -93,6 +96,12 @@ class AsyncClient:
             waiting = self._queues.get(event.request_id)
             if waiting is not None:
                 waiting.put_nowait(event)
+
+
+async def check_structure(factory: RequestFactory, params: SamplingParams) -> None:
+    """That structured outputs compile. Raises InvalidRequestError."""
+    if params.structured_outputs is not None:
+        await asyncio.get_running_loop().run_in_executor(_CHECKING, factory.grammar_of, params)
 
 
 def collect(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[list[TokenEvent]]:

@@ -56,6 +56,10 @@ class _AwaitedImport:
     computed: list[int] = field(default_factory=list)
 
 
+GRAMMARS_KNOWN = 64
+"""More are forgotten, but for those that live requests have: so many a stage keeps at least."""
+
+
 class Driver:
     """make_table: an empty table for each epoch. rank_count: ranks whose digests every result must carry. checks: False leaves out digests and
     ledger, to measure what they cost. clock: seconds, to time the checks."""
@@ -133,6 +137,10 @@ class Driver:
 
     def _ask_for_grammar(self, request: EngineRequest) -> None:
         shaping = request.side.shaping
+        if len(self._asked) > GRAMMARS_KNOWN:  # the stage may have put away those that nobody waits for: ask again
+            live = {found.grammar_key for name in self.scheduler.request_ids if (found := self.scheduler.find(name)) is not None}
+            self._asked &= live
+            self.scheduler.grammars &= live
         if shaping.grammar and shaping.grammar_key not in self._asked:
             self._asked.add(shaping.grammar_key)
             self._to_ask.append(GrammarRequest(epoch=self.epoch, key=shaping.grammar_key, source=shaping.grammar))

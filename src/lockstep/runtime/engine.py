@@ -188,8 +188,9 @@ class Engine:
         for _ in range(count):
             command = self._commands.popleft()
             if isinstance(command, _Control):
-                command.act(self._loop)
-                self._awaited.append(command)
+                if command.done.set_running_or_notify_cancel():  # whoever asked may have left; from here on nobody can cancel it
+                    command.act(self._loop)
+                    self._awaited.append(command)
             elif isinstance(command, _Abort):
                 self._loop.abort(command.request_id)
             else:
@@ -232,9 +233,9 @@ class Engine:
         with self._lock:
             self._state = self._read_state(phase, failure)
             queued = [(command.request, command.sink) for command in self._commands if isinstance(command, _Submit)]
-            self._awaited += [command for command in self._commands if isinstance(command, _Control)]
+            controls = [command for command in self._commands if isinstance(command, _Control) and command.done.set_running_or_notify_cancel()]
             self._commands.clear()
-        for control in self._awaited:
+        for control in (*self._awaited, *controls):
             control.done.set_exception(failure or CapacityError("the engine is shutting down"))
         self._loop.end_all(reason, failure, queued)
 

@@ -48,6 +48,8 @@ class GrammarShelf:
             self._keep(key, self._pending.pop(key).result())
         except ValueError as error:
             return str(error) or "no reason is known"
+        except Exception as error:  # a library's mistake, or no memory: that is its requests' end, not the stage's
+            return f"{type(error).__name__}: {error}"
         return ""
 
     def state_of(self, key: str, source: str) -> GrammarState:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lockstep.core.scheduler import PROMPT_LOGPROBS_A_STEP
+
 DRAFTERS = ("none", "perfect", "good", "random", "wrong", "right-then-wrong")
 """How well a request's drafter guesses. right-then-wrong: two right ones, then a wrong one."""
 
@@ -34,7 +36,7 @@ class EngineShape:
     priorities: bool
     drafts_max: int
     work_s: tuple[float, ...]
-    prompt_logprobs_max: int = 64
+    prompt_logprobs_max: int = PROMPT_LOGPROBS_A_STEP
     import_timeout_s: float = 0.3
     lease_s: float = 1.0
 
