@@ -1,4 +1,4 @@
-"""Grammars between driver and stages (PROTOCOL.md 26): asked for once an epoch, waited for, forgotten; one that does not compile ends its requests."""
+"""Grammars between driver and stages (PROTOCOL.md 26): asked for once an epoch, waited for, forgotten; one that does not compile ends requests."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ NUMBER_MIN, NUMBER_MAX = 1e-30, 1e30
 LLAMA3_ROPE: dict[str, float] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # Metadata that changes what the model computes in ways that the families we have do not know.
 UNKNOWN_SETTINGS = ("attention.clamp_kqv", "attention.max_alibi_bias", "logit_scale", "embedding_scale", "residual_scale")
+
+_DENSE_LAYER = re.compile(r"blk\.[0-9]{1,6}\.ffn_gate\.weight")
 
 
 def architecture_of(file: GgufParts) -> GgufArchitecture:
@@ -97,7 +100,7 @@ def _expert_settings(file: GgufParts, fields: _Fields, config: dict[str, Any]) -
         "num_experts_per_tok": top_k,
         "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
         "norm_topk_prob": config["model_type"] == "qwen3_moe" if renormalise is None else bool(renormalise),
-        "mlp_only_layers": [layer for layer in range(config["num_hidden_layers"]) if f"blk.{layer}.ffn_gate_inp.weight" not in file.tensors],
+        "mlp_only_layers": sorted(int(name.split(".")[1]) for name in file.tensors if _DENSE_LAYER.fullmatch(name)),
     }
     if config["model_type"] == "qwen2_moe":
         settings["shared_expert_intermediate_size"] = fields.integer("expert_shared_feed_forward_length")
