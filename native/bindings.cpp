@@ -157,7 +157,9 @@ NB_MODULE(_kernels, m) {
       .value("embed", OpKind::embed)
       .value("rms_norm", OpKind::rms_norm)
       .value("linear", OpKind::linear)
+      .value("head_linear", OpKind::head_linear)
       .value("rope_write", OpKind::rope_write)
+      .value("latent_write", OpKind::latent_write)
       .value("paged_attention", OpKind::paged_attention)
       .value("gated_activation", OpKind::gated_activation)
       .value("soft_cap", OpKind::soft_cap)
@@ -165,7 +167,10 @@ NB_MODULE(_kernels, m) {
       .value("experts", OpKind::experts)
       .value("select", OpKind::select)
       .value("sample", OpKind::sample);
-  nb::enum_<Activation>(m, "Activation").value("silu", Activation::silu).value("gelu_tanh", Activation::gelu_tanh);
+  nb::enum_<Activation>(m, "Activation")
+      .value("silu", Activation::silu)
+      .value("gelu_tanh", Activation::gelu_tanh)
+      .value("clamped_silu", Activation::clamped_silu);
 
   nb::class_<PackedWeight>(m, "PackedWeight").def_prop_ro("nbytes", [](const PackedWeight& weight) { return weight.bytes; });
   nb::class_<WeightArena>(m, "WeightArena").def(nb::init<>()).def("pack", &pack, nb::arg("values").noconvert(), nb::arg("dtype"), nb::arg("layout"));
@@ -175,30 +180,31 @@ NB_MODULE(_kernels, m) {
           "__init__",
           [](OpCall* self, OpKind kind, int64_t input, int64_t output, std::shared_ptr<PackedWeight> weight, std::shared_ptr<PackedWeight> bias,
              bool accumulate, float number, int64_t kv_layer, int64_t heads, float scale, float offset, int64_t column, int64_t groups,
-             int64_t window, float soft_cap, Activation activation, int64_t routing, int64_t expert_count, int64_t top_k, bool sigmoid,
-             bool renormalise, int64_t groups_kept, int64_t group_best) {
+             int64_t window, float soft_cap, Activation activation, int64_t second, int64_t expert_count, int64_t top_k, bool sigmoid,
+             bool renormalise, int64_t groups_kept, int64_t group_best, int64_t passed, std::shared_ptr<PackedWeight> gate_up_bias,
+             std::shared_ptr<PackedWeight> down_bias) {
             new (self) OpCall{kind,  input,  output, std::move(weight), std::move(bias), accumulate, number,    kv_layer, heads,
-                              scale, offset, column, groups,            window,          soft_cap,   activation, routing, expert_count,
-                              top_k, sigmoid, renormalise, groups_kept, group_best};
+                              scale, offset, column, groups,            window,          soft_cap,   activation, second, expert_count,
+                              top_k, sigmoid, renormalise, groups_kept, group_best, passed, std::move(gate_up_bias), std::move(down_bias)};
           },
           nb::kw_only(), nb::arg("kind"), nb::arg("input") = -1, nb::arg("output") = -1, nb::arg("weight").none() = nb::none(),
           nb::arg("bias").none() = nb::none(), nb::arg("accumulate") = false, nb::arg("number") = 0.0f, nb::arg("kv_layer") = -1,
           nb::arg("heads") = 0, nb::arg("scale") = 1.0f, nb::arg("offset") = 0.0f, nb::arg("column") = 0, nb::arg("groups") = 0,
-          nb::arg("window") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("activation") = Activation::silu, nb::arg("routing") = -1,
+          nb::arg("window") = 0, nb::arg("soft_cap") = 0.0f, nb::arg("activation") = Activation::silu, nb::arg("second") = -1,
           nb::arg("expert_count") = 0, nb::arg("top_k") = 0, nb::arg("sigmoid") = false, nb::arg("renormalise") = false, nb::arg("groups_kept") = 0,
-          nb::arg("group_best") = 0);
+          nb::arg("group_best") = 0, nb::arg("passed") = 0, nb::arg("gate_up_bias").none() = nb::none(), nb::arg("down_bias").none() = nb::none());
 
   nb::class_<Executable>(m, "Executable")
       .def(
           "__init__",
           [](Executable* self, const std::string& instruction_set, DType dtype, std::tuple<int64_t, int64_t, int64_t, int64_t> limits,
              std::vector<int64_t> block_counts, int64_t threads, const std::vector<std::pair<bool, int64_t>>& buffers,
-             const std::vector<std::tuple<int64_t, int64_t, int64_t>>& kv_layers, const std::vector<OpCall>& ops) {
+             const std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>& kv_layers, const std::vector<OpCall>& ops) {
             const auto [tokens, rows, samples, block_size] = limits;
             std::vector<BufferShape> shapes;
             for (const auto& [by_sample, width] : buffers) shapes.push_back({by_sample, width});
             std::vector<KVLayerShape> layers;
-            for (const auto& [kv_heads, head_dim, group] : kv_layers) layers.push_back({kv_heads, head_dim, group});
+            for (const auto& [kv_heads, head_dim, group, latent] : kv_layers) layers.push_back({kv_heads, head_dim, group, latent});
             new (self) Executable(kernels_named(instruction_set), dtype, Limits{tokens, rows, samples, block_size, std::move(block_counts)}, threads,
                                   std::move(shapes), std::move(layers), ops);
           },

@@ -1,4 +1,4 @@
-"""A tiny model of each dense family: its config, our weights for it, and transformers' own model that holds the same. Knows no backend, and imports
+"""A tiny model of each family: its config, our weights for it, and transformers' own model that holds the same. Knows no backend, and imports
 torch only for the last.
 
 Windows of 8 and 16 positions, soft caps and scales small enough to tell, contexts past every window's edge and every attention tile's.
@@ -42,7 +42,7 @@ class FamilyModel:
         """In config.json's names, with the keys that this class has. Its own at every call: transformers writes into the nested mappings of a config
         it is given, and two families here share one."""
         config = tiny_config(architectures=[self.model_class], model_type=self.model_type, **deepcopy(self.changes))
-        return {key: value for key, value in config.items() if value is not None or key == "sliding_window"}
+        return {key: value for key, value in config.items() if value is not None or key in ("sliding_window", "q_lora_rank")}
 
     @property
     def spec(self) -> ModelSpec:
@@ -105,6 +105,21 @@ def with_stacked_experts(tensors: dict[str, F32]) -> dict[str, F32]:
 GEMMA: dict[str, Any] = {"hidden_act": None, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "attention_bias": None, "mlp_bias": None}
 UNBIASED: dict[str, Any] = {"attention_bias": None, "mlp_bias": None}
 QWEN_EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 4.0, "beta_slow": 1.0}
+DEEPSEEK: dict[str, Any] = {
+    **UNBIASED,
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-6,
+}
 QWEN_WINDOWS: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
 MIXED_LAYERS = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 
@@ -156,6 +171,50 @@ FAMILY_MODELS: tuple[FamilyModel, ...] = (
         model_class="Gemma3ForCausalLM",
         model_type="gemma3_text",
         changes={**GEMMA, "num_hidden_layers": 7, "sliding_window": 8, "sliding_window_pattern": 6, "rope_theta": 1e6},
+    ),
+    FamilyModel(
+        name="gpt-oss",
+        model_class="GptOssForCausalLM",
+        model_type="gpt_oss",
+        changes={
+            **UNBIASED,
+            "attention_bias": True,
+            "intermediate_size": 96,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "rope_scaling": {**YARN, "truncate": False},
+        },
+    ),
+    FamilyModel(
+        name="deepseek v2, groups",
+        model_class="DeepseekV2ForCausalLM",
+        model_type="deepseek_v2",
+        changes={
+            **DEEPSEEK,
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+            "rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    FamilyModel(
+        name="deepseek v3",
+        model_class="DeepseekV3ForCausalLM",
+        model_type="deepseek_v3",
+        changes={
+            **DEEPSEEK,
+            "q_lora_rank": 48,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
     ),
     FamilyModel(
         name="phi 3",

@@ -55,6 +55,12 @@ def tiny_weights(spec: ModelSpec, seed: int = 0) -> dict[str, F32]:
         if source.computed is not None:
             continue
         weight = program.weights[name]
+        if source.arranged is not None:
+            for part in source.parts:
+                if part not in tensors:
+                    shape = source.arranged.shape
+                    tensors[part] = _random_tensor(draw, part, 1, 1, is_vector="bias" in part, shape=shape)
+            continue
         for part, rows in zip(source.parts, _part_rows(spec, name, weight.rows, weight.columns, len(source.parts)), strict=True):
             tensors[part] = _random_tensor(draw, part, rows, weight.columns, is_vector=weight.roles == ("vector",))
     return tensors
@@ -67,19 +73,22 @@ def _part_rows(spec: ModelSpec, name: str, rows: int, columns: int, parts: int) 
     if ".experts." in name or ".shared." in name:
         return [rows // parts] * parts
     if parts == 2:
-        return [spec.ffn_size, spec.ffn_size]
+        return [(columns if rows == 1 else rows) // 2] * 2
     return [head_count * spec.head_dim for head_count in (spec.head_count, spec.kv_head_count, spec.kv_head_count)]
 
 
-def _random_tensor(draw: np.random.Generator, part: str, rows: int, columns: int, *, is_vector: bool) -> F32:
+def _random_tensor(draw: np.random.Generator, part: str, rows: int, columns: int, *, is_vector: bool, shape: tuple[int, ...] | None = None) -> F32:
+    """shape: of the tensor where it is not [rows, columns]; a stack of matrices [experts, inputs, outputs] if it has three axes."""
     if part.endswith("norm.weight"):
         return (1.0 + 0.1 * draw.standard_normal(rows)).astype(np.float32)
     if is_vector:
-        return (0.3 * draw.standard_normal(rows)).astype(np.float32)
+        return (0.3 * draw.standard_normal(shape or rows)).astype(np.float32)
+    shape = shape or (rows, columns)
+    columns = shape[1]
     # Queries and keys sharper than the rest, so that attention picks positions and does not average them all.
-    gain = 2.0 if "q_proj" in part or "k_proj" in part else 1.5
+    gain = 2.0 if any(name in part for name in ("q_proj", "k_proj", "q_b_proj", "kv_b_proj")) else 1.5
     scale = 1.0 if "embed_tokens" in part else gain * columns**-0.5
-    return (scale * draw.standard_normal((rows, columns))).astype(np.float32)
+    return (scale * draw.standard_normal(shape)).astype(np.float32)
 
 
 def program_weights(spec: ModelSpec, program: Program, tensors: Mapping[str, F32]) -> dict[str, F32]:
@@ -88,6 +97,7 @@ def program_weights(spec: ModelSpec, program: Program, tensors: Mapping[str, F32
     weights: dict[str, F32] = {}
     for name, source in sources.items():
         values = source.computed if source.computed is not None else np.concatenate([tensors[part] for part in source.parts])
+        values = values if source.arranged is None else source.arranged.arrange(values)
         weight = program.weights[name]
         weights[name] = np.ascontiguousarray(values.reshape(weight.rows, weight.columns), np.float32)
     return weights

@@ -28,6 +28,7 @@ Executable::Executable(const KernelTable* kernels, DType dtype, Limits limits, i
     if (layer.kv_heads < 1 || layer.head_dim < 2 || layer.head_dim % 2 != 0 || layer.head_dim > head_dim_max) {
       fail("a KV layer has ", layer.kv_heads, " heads of ", layer.head_dim, ", expected an even width up to ", head_dim_max);
     }
+    if (layer.latent < 0 || layer.latent > layer.head_dim) fail("values are the last ", layer.latent, " elements of keys of ", layer.head_dim);
   }
   for (const OpCall& op : ops_) check_op(op);
   allocate();
@@ -50,7 +51,7 @@ void Executable::allocate() {
   const int64_t element = dtype_ == DType::float32 ? 4 : 2;
   for (const KVLayerShape& layer : kv_layers_) {
     const int64_t bytes = limits_.block_counts[static_cast<size_t>(layer.group)] * layer.kv_heads * layer.head_dim * limits_.block_size * element;
-    kv_.push_back({ZeroedMemory(bytes), ZeroedMemory(bytes)});
+    kv_.push_back({ZeroedMemory(bytes), ZeroedMemory(layer.latent > 0 ? 0 : bytes)});
   }
   int64_t prepared_bytes = 0, gathered_floats = 0, expert_floats = 0;
   for (const OpCall& op : ops_) {
@@ -66,7 +67,12 @@ void Executable::allocate() {
     }
     if (op.kind == OpKind::route) scores_floats_ = std::max(scores_floats_, 2 * ((op.expert_count + 15) / 16 * 16));
     if (op.kind == OpKind::linear) prepared_bytes = std::max(prepared_bytes, buffer_rows_max(op.input) * prepared_stride(op.weight->columns) * 4);
-    if (op.kind == OpKind::rope_write) {
+    if (op.kind == OpKind::head_linear) {
+      const int64_t k = op.weight->columns, rows = buffer_rows_max(op.input) * op.heads;
+      prepared_bytes = std::max(prepared_bytes, rows * prepared_stride(k) * 4);
+      gathered_floats = std::max(gathered_floats, rows * std::max(k, op.weight->rows / op.heads));
+    }
+    if (op.kind == OpKind::rope_write || op.kind == OpKind::latent_write) {
       if (rope_table(op) == nullptr) {
         const int64_t bytes = limits_.tokens_max * op.weight->columns * 4;
         rope_tables_.push_back({op.weight.get(), op.scale, ZeroedMemory(bytes), ZeroedMemory(bytes)});
@@ -102,7 +108,7 @@ void Executable::check_op(const OpCall& op) const {
     if (wanted != got) fail(what, " must be ", wanted, " wide, got ", got);
   };
   if ((op.kind == OpKind::embed || op.kind == OpKind::rms_norm || op.kind == OpKind::linear || op.kind == OpKind::rope_write ||
-       op.kind == OpKind::experts) &&
+       op.kind == OpKind::experts || op.kind == OpKind::head_linear || op.kind == OpKind::latent_write) &&
       op.weight == nullptr) {
     fail("an op that reads a weight was given none");
   }
@@ -112,7 +118,9 @@ void Executable::check_op(const OpCall& op) const {
       return expect("embed's output", op.weight->columns, out);
     case OpKind::rms_norm: return check_norm(op);
     case OpKind::linear: return check_linear(op);
+    case OpKind::head_linear: return check_head_linear(op);
     case OpKind::rope_write:
+    case OpKind::latent_write:
     case OpKind::paged_attention: return check_attention_shapes(op);
     case OpKind::gated_activation: return expect("gated_activation's input", 2 * out, in);
     case OpKind::soft_cap:
@@ -151,6 +159,20 @@ void Executable::check_linear(const OpCall& op) const {
     fail("linear's bias must be a vector of ", op.weight->rows);
 }
 
+void Executable::check_head_linear(const OpCall& op) const {
+  if (op.weight->layout != Layout::panels || op.weight->dtype != dtype_) fail("head_linear's matrix must be packed as panels of the program's dtype");
+  const int64_t k = op.weight->columns;
+  if (op.heads < 1 || op.weight->rows % op.heads != 0 || op.weight->rows / op.heads % panel_columns != 0) {
+    fail("head_linear's matrix must have a multiple of ", panel_columns, " rows a head, got ", op.weight->rows, " for ", op.heads);
+  }
+  if (op.passed < 0 || buffer_width(op.input) != op.heads * (op.passed + k) ||
+      buffer_width(op.output) != op.heads * (op.passed + op.weight->rows / op.heads)) {
+    fail("head_linear over ", op.heads, " heads of ", op.weight->rows, "x", k, " that passes ", op.passed, " does not fit buffers ",
+         buffer_width(op.output), " and ", buffer_width(op.input), " wide");
+  }
+  if (op.input == op.output) fail("head_linear's x and y must not share memory");
+}
+
 void Executable::check_route(const OpCall& op) const {
   const int64_t count = op.expert_count;
   if (buffer_width(op.input) != count || op.top_k < 1 || op.top_k > count || buffer_width(op.output) != 2 * op.top_k) {
@@ -166,7 +188,7 @@ void Executable::check_route(const OpCall& op) const {
 
 void Executable::check_experts(const OpCall& op) const {
   const int64_t count = op.expert_count, width = buffer_width(op.input);
-  if (op.routing < 0 || op.routing >= static_cast<int64_t>(buffers_.size()) || buffer_width(op.routing) != 2 * op.top_k || op.top_k < 1) {
+  if (op.second < 0 || op.second >= static_cast<int64_t>(buffers_.size()) || buffer_width(op.second) != 2 * op.top_k || op.top_k < 1) {
     fail("experts need a routing buffer of ", 2 * op.top_k, " columns");
   }
   if (op.bias == nullptr) fail("experts need two matrices");
@@ -181,19 +203,37 @@ void Executable::check_experts(const OpCall& op) const {
     fail("experts of ", ffn, " do not fit buffers ", width, " and ", buffer_width(op.output), " wide");
   }
   if (op.input == op.output) fail("experts' x and y must not share memory");
+  const auto check_bias = [&](const WeightPointer& bias, int64_t wanted) {
+    if (bias && (bias->layout != Layout::vector || bias->columns != wanted)) fail("experts' bias must be a vector of ", wanted);
+  };
+  if ((op.gate_up_bias == nullptr) != (op.down_bias == nullptr)) fail("experts have both biases or none");
+  check_bias(op.gate_up_bias, op.weight->rows);
+  check_bias(op.down_bias, op.bias->rows);
 }
 
 void Executable::check_attention_shapes(const OpCall& op) const {
   if (op.kv_layer < 0 || op.kv_layer >= static_cast<int64_t>(kv_layers_.size())) fail("KV layer ", op.kv_layer, " of ", kv_layers_.size());
   const KVLayerShape& layer = kv_layers_[static_cast<size_t>(op.kv_layer)];
   if (op.heads < 1 || op.heads % layer.kv_heads != 0) fail(op.heads, " heads cannot share ", layer.kv_heads, " KV heads");
-  const int64_t width = op.heads * layer.head_dim;
-  const int64_t input = op.kind == OpKind::rope_write ? width + 2 * layer.kv_heads * layer.head_dim : width;
-  if (buffer_width(op.output) != width || buffer_width(op.input) != input) {
-    fail("attention over ", op.heads, " heads of ", layer.head_dim, " needs buffers ", input, " and ", width, " wide, got ", buffer_width(op.input),
+  if (op.kind != OpKind::paged_attention && (op.kind == OpKind::latent_write) != (layer.latent > 0)) {
+    fail("KV that is kept as keys alone is written by latent_write, other KV by rope_write");
+  }
+  const int64_t width = op.heads * layer.head_dim, keys = layer.kv_heads * layer.head_dim;
+  const int64_t input = op.kind == OpKind::rope_write ? width + 2 * keys : width;
+  const int64_t output = op.kind == OpKind::paged_attention ? op.heads * layer.value_dim() : width;
+  if (buffer_width(op.output) != output || buffer_width(op.input) != input) {
+    fail("attention over ", op.heads, " heads of ", layer.head_dim, " needs buffers ", input, " and ", output, " wide, got ", buffer_width(op.input),
          " and ", buffer_width(op.output));
   }
-  if (op.kind == OpKind::rope_write && (op.weight->layout != Layout::vector || op.weight->columns > layer.head_dim / 2)) {
+  if (op.kind == OpKind::latent_write) {
+    if (op.second < 0 || op.second >= static_cast<int64_t>(buffers_.size()) || buffer_width(op.second) != keys) {
+      fail("latent_write needs a buffer of keys ", keys, " wide");
+    }
+  }
+  if (op.kind == OpKind::paged_attention && op.weight && (op.weight->layout != Layout::vector || op.weight->columns != op.heads)) {
+    fail("attention's sinks must be a vector of ", op.heads);
+  }
+  if (op.kind != OpKind::paged_attention && (op.weight->layout != Layout::vector || op.weight->columns > layer.head_dim / 2)) {
     fail("inverse_frequencies must be a vector of at most ", layer.head_dim / 2, ", got ", op.weight->columns);
   }
   if (op.window < 0 || !(op.soft_cap >= 0.0f)) fail("attention's window and soft cap must be at least 0, got ", op.window, " and ", op.soft_cap);
@@ -208,7 +248,7 @@ int64_t Executable::kv_bytes() const {
 KVView Executable::kv_view(int64_t layer) const {
   const KVLayerShape& shape = kv_layers_[static_cast<size_t>(layer)];
   const KVMemory& memory = kv_[static_cast<size_t>(layer)];
-  return {memory.keys.data(), memory.values.data(), shape.kv_heads, shape.head_dim, limits_.block_size, dtype_};
+  return {memory.keys.data(), memory.values.data(), shape.kv_heads, shape.head_dim, shape.latent, limits_.block_size, dtype_};
 }
 
 void Executable::run(const Step& step, const std::vector<Binding>& bindings, const SampleColumns& samples) {

@@ -31,10 +31,26 @@ struct KVLayerShape {
   int64_t kv_heads;
   int64_t head_dim;
   int64_t group;
+  int64_t latent;  // above 0: a value is the last so many elements of its key, and is not kept beside it
+  int64_t value_dim() const { return latent > 0 ? latent : head_dim; }
 };
 
-enum class OpKind : int32_t { embed, rms_norm, linear, rope_write, paged_attention, gated_activation, soft_cap, route, experts, select, sample };
-enum class Activation : int32_t { silu, gelu_tanh };
+enum class OpKind : int32_t {
+  embed,
+  rms_norm,
+  linear,
+  head_linear,
+  rope_write,
+  latent_write,
+  paged_attention,
+  gated_activation,
+  soft_cap,
+  route,
+  experts,
+  select,
+  sample
+};
+enum class Activation : int32_t { silu, gelu_tanh, clamped_silu };
 
 // Fields that a kind does not use are left as they are here. Meanings: `lockstep.ops.vocabulary`.
 struct OpCall {
@@ -54,13 +70,16 @@ struct OpCall {
   int64_t window = 0;    // paged_attention
   float soft_cap = 0.0f;
   Activation activation = Activation::silu;
-  int64_t routing = -1;  // experts: the buffer that says which, as route writes it
+  int64_t second = -1;  // experts: the buffer that says which, as route writes it; latent_write: that of keys
   int64_t expert_count = 0;
   int64_t top_k = 0;
   bool sigmoid = false;  // route
   bool renormalise = false;
   int64_t groups_kept = 0;  // route, of `groups`
   int64_t group_best = 0;
+  int64_t passed = 0;  // head_linear
+  WeightPointer gate_up_bias = nullptr;  // experts
+  WeightPointer down_bias = nullptr;
 };
 
 // Caller's memory that stands in for a buffer during one step.
@@ -107,6 +126,7 @@ class Executable {
   void check_linear(const OpCall& op) const;
   void check_attention_shapes(const OpCall& op) const;
   void check_experts(const OpCall& op) const;
+  void check_head_linear(const OpCall& op) const;
   void check_route(const OpCall& op) const;
   void allocate();
   int64_t rows_of(int64_t buffer, const Step& step) const;
@@ -119,9 +139,10 @@ class Executable {
   void embed(const OpCall& op, const Step& step);
   void rms_norm(const OpCall& op, const Step& step);
   void linear(const OpCall& op, const Step& step);
+  void head_linear(const OpCall& op, const Step& step);
   // y[rows, n] = x[rows, k] @ weight[first_row .. first_row + n].T (+ bias) (+ y). first_row: of a panel's beginning.
   void multiply(const float* x, int64_t rows, const PackedWeight& weight, int64_t first_row, int64_t n, const float* bias, float* y, bool accumulate);
-  void rope_write(const OpCall& op, const Step& step);
+  void rope_write(const OpCall& op, const Step& step);  // also latent_write
   void paged_attention(const OpCall& op, const Step& step);
   void gated_activation(const OpCall& op, const Step& step);
   void soft_cap(const OpCall& op, const Step& step);
@@ -130,6 +151,9 @@ class Executable {
   void gather(const OpCall& op, const Step& step);
   void select(const OpCall& op, const Step& step);
   void sample(const OpCall& op, const Step& step, const SampleColumns& samples);
+
+  using GatedActivation = void (*)(const float* gate_up, int64_t width, float* y);
+  GatedActivation activation_of(const OpCall& op) const;
 
   // body(begin, end) over [0, rows) in runs; one run on the calling thread where `row_cost` (floats touched a row) makes more not worth it.
   template <class Body>

@@ -82,7 +82,7 @@ void Executable::route(const OpCall& op, const Step& step) {
 // Tokens by expert, each expert's in ascending order.
 void Executable::gather(const OpCall& op, const Step& step) {
   const int64_t k = op.top_k, count = op.expert_count;
-  const float* routing = data_[static_cast<size_t>(op.routing)];
+  const float* routing = data_[static_cast<size_t>(op.second)];
   std::fill(expert_starts_.begin(), expert_starts_.end(), 0);
   for (int64_t t = 0; t < step.tokens; ++t) {
     for (int64_t i = 0; i < k; ++i) {
@@ -109,7 +109,8 @@ void Executable::experts(const OpCall& op, const Step& step) {
   const float* x = data_[static_cast<size_t>(op.input)];
   float* y = data_[static_cast<size_t>(op.output)];
   if (!op.accumulate) std::memset(y, 0, static_cast<size_t>(step.tokens * width) * sizeof(float));
-  const auto activate = op.activation == Activation::silu ? kernels_->gated_silu : kernels_->gated_gelu_tanh;
+  const GatedActivation activate = activation_of(op);
+  const auto bias_of = [](const WeightPointer& bias, int64_t first) { return bias ? bias->floats() + first : nullptr; };
   float *own = gathered_.floats(), *gate_up = expert_gate_up_.floats(), *activated = expert_activated_.floats(), *out = expert_out_.floats();
   for (int64_t e = 0; e < op.expert_count; ++e) {
     const Choice* choices = chosen_.data() + expert_starts_[static_cast<size_t>(e)];
@@ -118,11 +119,11 @@ void Executable::experts(const OpCall& op, const Step& step) {
     over_rows(rows, width, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) std::memcpy(own + r * width, x + choices[r].token * width, static_cast<size_t>(width) * sizeof(float));
     });
-    multiply(own, rows, *op.weight, e * 2 * ffn, 2 * ffn, nullptr, gate_up, false);
+    multiply(own, rows, *op.weight, e * 2 * ffn, 2 * ffn, bias_of(op.gate_up_bias, e * 2 * ffn), gate_up, false);
     over_rows(rows, ffn * 3, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) activate(gate_up + r * 2 * ffn, ffn, activated + r * ffn);
     });
-    multiply(activated, rows, *op.bias, e * width, width, nullptr, out, false);
+    multiply(activated, rows, *op.bias, e * width, width, bias_of(op.down_bias, e * width), out, false);
     over_rows(rows, width * 2, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         float* sum = y + choices[r].token * width;

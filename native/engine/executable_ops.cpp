@@ -14,7 +14,9 @@ void Executable::run_op(const OpCall& op, const Step& step, const SampleColumns&
     case OpKind::embed: return embed(op, step);
     case OpKind::rms_norm: return rms_norm(op, step);
     case OpKind::linear: return linear(op, step);
-    case OpKind::rope_write: return rope_write(op, step);
+    case OpKind::head_linear: return head_linear(op, step);
+    case OpKind::rope_write:
+    case OpKind::latent_write: return rope_write(op, step);
     case OpKind::paged_attention: return paged_attention(op, step);
     case OpKind::gated_activation: return gated_activation(op, step);
     case OpKind::soft_cap: return soft_cap(op, step);
@@ -88,6 +90,40 @@ void Executable::multiply(const float* x, int64_t rows, const PackedWeight& weig
   });
 }
 
+// Heads are gathered one below the other, [head][row], so that each is a product of its own on whole rows.
+void Executable::head_linear(const OpCall& op, const Step& step) {
+  const PackedWeight& weight = *op.weight;
+  const int64_t rows = rows_of(op.input, step), k = weight.columns, n = weight.rows / op.heads, passed = op.passed;
+  const int64_t x_width = op.heads * (passed + k), y_width = op.heads * (passed + n);
+  const bool narrow = weight.dtype == DType::bfloat16;
+  const float* x = data_[static_cast<size_t>(op.input)];
+  float *y = data_[static_cast<size_t>(op.output)], *own = gathered_.floats(), *out = expert_out_.floats();
+  const int64_t stride = narrow ? prepared_stride(k) : k, row_bytes = stride * (narrow && kernels_->bfloat16_products ? 2 : 4);
+  over_rows(op.heads * rows, k * 2, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t head = item / rows, row = item % rows;
+      const float *from = x + row * x_width + head * (passed + k);
+      std::copy_n(from, passed, y + row * y_width + head * (passed + n));
+      std::copy_n(from + passed, k, own + item * k);
+      if (narrow) kernels_->prepare_rows(own + item * k, 1, k, static_cast<char*>(prepared_.data()) + item * row_bytes, stride);
+    }
+  });
+  const int64_t panels = n / panel_columns, panel_bytes = panel_columns * 4 * (narrow ? (k + 1) / 2 : k);
+  const auto kernel = narrow ? kernels_->linear_bfloat16 : kernels_->linear_float32;
+  team_.run(op.heads * panels, [&](int64_t item, int64_t) {
+    const int64_t head = item / panels;
+    const char* rows_of_head = narrow ? static_cast<const char*>(prepared_.data()) : reinterpret_cast<const char*>(own);
+    const char* matrix = static_cast<const char*>(weight.data()) + head * panels * panel_bytes;
+    const LinearCall call{rows_of_head + head * rows * row_bytes, stride, matrix, k, n, nullptr, out + head * rows * n, false};
+    kernel(call, item % panels, 0, rows, 0, panel_columns / lane_count);
+  });
+  over_rows(op.heads * rows, n, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      std::copy_n(out + item * n, n, y + item % rows * y_width + item / rows * (passed + n) + passed);
+    }
+  });
+}
+
 // Cosines and sines of this step's positions, once for all layers: the float32 product's cosine in float64, rounded.
 void Executable::fill_rope_tables(const Step& step) {
   for (RopeTable& table : rope_tables_) {
@@ -117,14 +153,17 @@ void Executable::rope_write(const OpCall& op, const Step& step) {
   const KVView kv = kv_view(op.kv_layer);
   const BlockTable& blocks = step.block_tables[static_cast<size_t>(kv_layers_[static_cast<size_t>(op.kv_layer)].group)];
   const RopeTable& table = *rope_table(op);
-  const int64_t half = op.weight->columns, width = buffer_width(op.input), q_width = buffer_width(op.output);
-  const float* qkv = data_[static_cast<size_t>(op.input)];
+  const int64_t half = op.weight->columns, width = buffer_width(op.input), q_width = buffer_width(op.output), kv_width = kv.kv_heads * kv.head_dim;
+  const bool latent = op.kind == OpKind::latent_write;
+  const float* queries = data_[static_cast<size_t>(op.input)];
+  const float* keys = latent ? data_[static_cast<size_t>(op.second)] : queries + q_width;
+  const int64_t key_stride = latent ? kv_width : width;
   float* q = data_[static_cast<size_t>(op.output)];
   over_rows(step.tokens, width * 2, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t position = step.positions[t];
       const int32_t block = blocks.entries[token_rows_[static_cast<size_t>(t)] * blocks.width + position / kv.block_size];
-      kernels_->rope_write({qkv + t * width, q + t * q_width, table.cosines.floats() + t * half, table.sines.floats() + t * half, half, op.heads, kv,
+      kernels_->rope_write({queries + t * width, keys + t * key_stride, keys + t * key_stride + kv_width, q + t * q_width, table.cosines.floats() + t * half, table.sines.floats() + t * half, half, op.heads, kv,
                             block, position % kv.block_size});
     }
   });
@@ -133,7 +172,7 @@ void Executable::rope_write(const OpCall& op, const Step& step) {
 void Executable::paged_attention(const OpCall& op, const Step& step) {
   const KVView kv = kv_view(op.kv_layer);
   const BlockTable& blocks = step.block_tables[static_cast<size_t>(kv_layers_[static_cast<size_t>(op.kv_layer)].group)];
-  const int64_t width = buffer_width(op.input);
+  const int64_t width = buffer_width(op.input), y_width = buffer_width(op.output);
   const float* q = data_[static_cast<size_t>(op.input)];
   float* y = data_[static_cast<size_t>(op.output)];
   const auto runs = static_cast<int64_t>(runs_.size());
@@ -141,7 +180,7 @@ void Executable::paged_attention(const OpCall& op, const Step& step) {
     const TokenRun& run = runs_[static_cast<size_t>(item / kv.kv_heads)];
     AttentionCall call;
     call.q = q + run.token_begin * width;
-    call.y = y + run.token_begin * width;
+    call.y = y + run.token_begin * y_width;
     call.kv = kv;
     call.block_table = blocks.entries + run.row * blocks.width;
     call.heads = op.heads;
@@ -151,16 +190,26 @@ void Executable::paged_attention(const OpCall& op, const Step& step) {
     call.scale = op.number;
     call.window = op.window;
     call.soft_cap = op.soft_cap;
+    call.sinks = op.weight ? op.weight->floats() : nullptr;
     call.scratch = attention_scratch_.floats() + thread * attention_scratch_floats_;
     kernels_->attention(call);
   });
+}
+
+Executable::GatedActivation Executable::activation_of(const OpCall& op) const {
+  switch (op.activation) {
+    case Activation::silu: return kernels_->gated_silu;
+    case Activation::gelu_tanh: return kernels_->gated_gelu_tanh;
+    case Activation::clamped_silu: return kernels_->gated_clamped_silu;
+  }
+  fail("unknown activation ", static_cast<int32_t>(op.activation));
 }
 
 void Executable::gated_activation(const OpCall& op, const Step& step) {
   const int64_t width = buffer_width(op.output);
   const float* x = data_[static_cast<size_t>(op.input)];
   float* y = data_[static_cast<size_t>(op.output)];
-  const auto kernel = op.activation == Activation::silu ? kernels_->gated_silu : kernels_->gated_gelu_tanh;
+  const GatedActivation kernel = activation_of(op);
   over_rows(rows_of(op.output, step), width * 3, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) kernel(x + r * 2 * width, width, y + r * width);
   });

@@ -62,16 +62,18 @@ void probe_linear(const KernelTable& kernels, DType dtype, Inputs& inputs, Hash&
   hash.add(y);
 }
 
-void probe_attention(const KernelTable& kernels, int64_t window, float soft_cap, Inputs& inputs, Hash& hash) {
+// latent: how much of a key is its value; 0 for values of their own.
+void probe_attention(const KernelTable& kernels, int64_t window, float soft_cap, int64_t latent, Inputs& inputs, Hash& hash) {
   constexpr int64_t tokens = 37, heads = 2, dim = 24, block_size = 16;
   std::vector<float> keys = inputs.take(3 * dim * block_size), values = inputs.take(3 * dim * block_size), q = inputs.take(heads * dim),
-                     y(heads * dim);
+                     y(heads * (latent > 0 ? latent : dim));
+  const float sinks[] = {0.25f, -0.5f};
   const int32_t table[] = {2, 0, 1};
   ZeroedMemory scratch(kernels.attention_scratch_floats(1, heads, dim) * 4);
   AttentionCall call;
   call.q = q.data();
   call.y = y.data();
-  call.kv = {keys.data(), values.data(), 1, dim, block_size, DType::float32};
+  call.kv = {keys.data(), values.data(), 1, dim, latent, block_size, DType::float32};
   call.block_table = table;
   call.heads = heads;
   call.kv_head = 0;
@@ -80,6 +82,7 @@ void probe_attention(const KernelTable& kernels, int64_t window, float soft_cap,
   call.scale = 0.01f;
   call.window = window;
   call.soft_cap = soft_cap;
+  call.sinks = latent > 0 ? sinks : nullptr;
   call.scratch = scratch.floats();
   kernels.attention(call);
   hash.add(y);
@@ -92,7 +95,7 @@ uint32_t numerics_probe(const KernelTable& kernels) {
   Hash hash;
   probe_linear(kernels, DType::float32, inputs, hash);
   probe_linear(kernels, DType::bfloat16, inputs, hash);
-  probe_attention(kernels, 0, 0.0f, inputs, hash);
+  probe_attention(kernels, 0, 0.0f, 0, inputs, hash);
   constexpr int64_t width = 77;
   const std::vector<float> x = inputs.take(2 * width), gain = inputs.take(width);
   std::vector<float> y(width);
@@ -108,10 +111,13 @@ uint32_t numerics_probe(const KernelTable& kernels) {
   hash.add(y);
   for (int64_t i = 0; i < width; ++i) y[static_cast<size_t>(i)] = static_cast<float>(sine_cosine(static_cast<double>(i * i * i)).sine);
   hash.add(y);
-  probe_attention(kernels, 20, 3.0f, inputs, hash);
+  probe_attention(kernels, 20, 3.0f, 0, inputs, hash);
   kernels.gated_gelu_tanh(x.data(), width, y.data());
   hash.add(y);
   kernels.soft_cap(x.data(), 2.0f, width, y.data());
+  hash.add(y);
+  probe_attention(kernels, 0, 0.0f, 19, inputs, hash);
+  kernels.gated_clamped_silu(x.data(), width, y.data());
   hash.add(y);
   return hash.value();
 }

@@ -10,13 +10,15 @@ constexpr int64_t queries_tile = rows_tile_max;
 
 struct Scratch {
   float* keys;     // [head_dim][32]
-  float* values;   // [32][padded]
+  float* values;   // [32][padded], as wide as values are
   float* q;        // [queries][head_dim], scaled
   float* scores;   // [queries][32]
   float* sums;     // [queries][padded]
   float* largest;  // [queries]
   float* totals;   // [queries]
 };
+
+LOCKSTEP_INLINE int64_t value_dim(const KVView& kv) { return kv.latent > 0 ? kv.latent : kv.head_dim; }
 
 LOCKSTEP_INLINE int64_t padded_dim(int64_t head_dim) { return (head_dim + lane_count - 1) / lane_count * lane_count; }
 
@@ -90,6 +92,15 @@ static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t fir
       const Element* key = all_keys + head_of(first + j) + (first + j) % size;
       for (int64_t d = 0; d < dim; ++d) s.keys[d * tile_keys + j] = widen_any_one(key[d * size]);
     }
+  }
+  if (kv.latent > 0) {
+    const int64_t width = kv.latent, padded_width = padded_dim(width);
+    const float* from = s.keys + (dim - width) * tile_keys;
+    for (int64_t j = skip; j < count; ++j) {
+      float* to = s.values + j * padded_width;
+      for (int64_t d = 0; d < padded_width; ++d) to[d] = d < width ? from[d * tile_keys + j] : 0.0f;
+    }
+    return;
   }
   for (int64_t j = skip; j < count; ++j) {
     const Element* value = all_values + head_of(first + j) + ((first + j) % size) * dim;
@@ -190,7 +201,7 @@ LOCKSTEP_INLINE void add_values(const Scratch& s, int64_t query, VisibleKeys vis
 
 // The queries of tokens [token, token_end) against the tile in scratch, of which all see the same keys.
 static void attend_tile(const AttentionCall& call, const Scratch& s, int64_t token, int64_t token_end, VisibleKeys visible) {
-  const int64_t dim = call.kv.head_dim, padded = padded_dim(dim), group = call.heads / call.kv.kv_heads;
+  const int64_t dim = call.kv.head_dim, padded = padded_dim(value_dim(call.kv)), group = call.heads / call.kv.kv_heads;
   const int64_t begin = token * group, end = token_end * group;
   int64_t query = begin;
   for (; query + queries_tile <= end; query += queries_tile) score_tile<queries_tile>(s, query, dim);
@@ -204,16 +215,17 @@ static void attend_tile(const AttentionCall& call, const Scratch& s, int64_t tok
 }
 
 static void attention(const AttentionCall& call) {
-  const int64_t dim = call.kv.head_dim, padded = padded_dim(dim), group = call.heads / call.kv.kv_heads;
-  const int64_t row = call.heads * dim, first_head = call.kv_head * group * dim;
+  const int64_t dim = call.kv.head_dim, width = value_dim(call.kv), padded = padded_dim(width), group = call.heads / call.kv.kv_heads;
+  const int64_t row = call.heads * dim, first_head = call.kv_head * group;
   const Scratch s = divide(call, group);
   const int64_t queries = call.token_count * group;
   for (int64_t query = 0; query < queries; ++query) {
-    const float* q = call.q + (query / group) * row + first_head + (query % group) * dim;
+    const float* q = call.q + (query / group) * row + (first_head + query % group) * dim;
     for (int64_t d = 0; d < dim; ++d) s.q[query * dim + d] = q[d] * call.scale;
     for (int64_t d = 0; d < padded; ++d) s.sums[query * padded + d] = 0.0f;
-    s.largest[query] = -__builtin_inff();
-    s.totals[query] = 0.0f;
+    // A sink comes before every tile: it is the largest score so far, with weight 1 and no value.
+    s.largest[query] = call.sinks ? call.sinks[first_head + query % group] : -__builtin_inff();
+    s.totals[query] = call.sinks ? 1.0f : 0.0f;
   }
   const int64_t last = call.first_position + call.token_count - 1, seen_first = first_seen(call, call.first_position);
   for (int64_t first = seen_first / tile_keys * tile_keys; first <= last; first += tile_keys) {
@@ -236,7 +248,7 @@ static void attention(const AttentionCall& call) {
     }
   }
   for (int64_t query = 0; query < queries; ++query) {
-    float* y = call.y + (query / group) * row + first_head + (query % group) * dim;
-    for (int64_t d = 0; d < dim; ++d) y[d] = s.sums[query * padded + d] / s.totals[query];
+    float* y = call.y + ((query / group) * call.heads + first_head + query % group) * width;
+    for (int64_t d = 0; d < width; ++d) y[d] = s.sums[query * padded + d] / s.totals[query];
   }
 }

@@ -47,6 +47,19 @@ static void gated_gelu_tanh(const float* gate_up, int64_t width, float* y) {
   }
 }
 
+// The gate is cut at 7 from above, `up` at 7 from both sides; not-a-number stays what it is.
+static void gated_clamped_silu(const float* gate_up, int64_t width, float* y) {
+  const float* up = gate_up + width;
+  const F32x16 limit = broadcast(7.0f);
+  for (int64_t i = 0; i < width; i += lane_count) {
+    const int64_t count = width - i < lane_count ? width - i : lane_count;
+    F32x16 gate = load_first(gate_up + i, count), other = load_first(up + i, count);
+    gate = gate > limit ? limit : gate;
+    other = other > limit ? limit : other < -limit ? -limit : other;
+    store_first(y + i, gate / (exponential(-(gate * 1.702f)) + 1.0f) * (other + 1.0f), count);
+  }
+}
+
 static void soft_cap(const float* x, float cap, int64_t width, float* y) {
   for (int64_t i = 0; i < width; i += lane_count) {
     const int64_t count = width - i < lane_count ? width - i : lane_count;
@@ -86,8 +99,9 @@ static void write_kv(const RopeCall& call, int64_t kv_head, const float* key, co
   const KVView& kv = call.kv;
   const int64_t head = (call.block * kv.kv_heads + kv_head) * kv.head_dim * kv.block_size;
   Element* keys = static_cast<Element*>(kv.keys) + head + call.offset;
-  Element* values = static_cast<Element*>(kv.values) + head + call.offset * kv.head_dim;
   for (int64_t d = 0; d < kv.head_dim; ++d) put(keys + d * kv.block_size, key[d]);
+  if (kv.latent > 0) return;
+  Element* values = static_cast<Element*>(kv.values) + head + call.offset * kv.head_dim;
   for (int64_t d = 0; d < kv.head_dim; ++d) put(values + d, value[d]);
 }
 
@@ -101,16 +115,14 @@ LOCKSTEP_INLINE void rotate_head(const RopeCall& call, const float* from, float*
 
 static void rope_write(const RopeCall& call) {
   const int64_t width = call.kv.head_dim;
-  for (int64_t h = 0; h < call.heads; ++h) rotate_head(call, call.qkv + h * width, call.q + h * width);
-  const float* keys = call.qkv + call.heads * width;
-  const float* values = keys + call.kv.kv_heads * width;
+  for (int64_t h = 0; h < call.heads; ++h) rotate_head(call, call.queries + h * width, call.q + h * width);
   float rotated[head_dim_max];
   for (int64_t h = 0; h < call.kv.kv_heads; ++h) {
-    rotate_head(call, keys + h * width, rotated);
+    rotate_head(call, call.keys + h * width, rotated);
     if (call.kv.dtype == DType::bfloat16) {
-      write_kv<uint16_t>(call, h, rotated, values + h * width);
+      write_kv<uint16_t>(call, h, rotated, call.values + h * width);
     } else {
-      write_kv<float>(call, h, rotated, values + h * width);
+      write_kv<float>(call, h, rotated, call.values + h * width);
     }
   }
 }

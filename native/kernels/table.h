@@ -31,12 +31,13 @@ struct LinearCall {
 };
 
 // One KV layer. keys [block][kv_head][head_dim][block_size] (transposed, so that 16 keys are one load), values
-// [block][kv_head][block_size][head_dim].
+// [block][kv_head][block_size][head_dim]; or none where `latent` is set: then a value is the last `latent` elements of its key.
 struct KVView {
   void* keys;
   void* values;
   int64_t kv_heads;
   int64_t head_dim;
+  int64_t latent;
   int64_t block_size;
   DType dtype;
 };
@@ -52,8 +53,11 @@ struct NormCall {
   bool accumulate;
 };
 
+// One token's.
 struct RopeCall {
-  const float* qkv;      // one token: [(heads + 2 kv_heads) * head_dim]
+  const float* queries;  // [heads * head_dim]
+  const float* keys;     // [kv_heads * head_dim]
+  const float* values;   // likewise; not read where the KV layer is latent
   float* q;              // [heads * head_dim]
   const float* cosines;  // [half]
   const float* sines;
@@ -67,7 +71,7 @@ struct RopeCall {
 // `token_count` tokens of one request at positions first_position, + 1, ..., over the query heads of one KV head.
 struct AttentionCall {
   const float* q;  // of the first token, row stride heads * head_dim
-  float* y;        // likewise
+  float* y;        // likewise, with heads as wide as values are
   KVView kv;
   const int32_t* block_table;  // the request's row
   int64_t heads;
@@ -76,7 +80,8 @@ struct AttentionCall {
   int64_t token_count;
   float scale;
   int64_t window;  // positions that a query sees, its own the last of them; 0: all
-  float soft_cap;  // 0: none
+  float soft_cap;      // 0: none
+  const float* sinks;  // [heads], scores of a key that every query sees and that has no value; null: none
   float* scratch;  // attention_scratch_floats(...) floats, 64-byte aligned
 };
 
@@ -111,6 +116,7 @@ struct KernelTable {
   void (*rms_norm)(const NormCall& call);
   void (*gated_silu)(const float* gate_up, int64_t width, float* y);
   void (*gated_gelu_tanh)(const float* gate_up, int64_t width, float* y);
+  void (*gated_clamped_silu)(const float* gate_up, int64_t width, float* y);
   // y = cap * tanh(x / cap); x and y may be the same.
   void (*soft_cap)(const float* x, float cap, int64_t width, float* y);
   void (*scale)(float factor, int64_t width, float* y);

@@ -58,17 +58,47 @@ void test_team_runs_every_item_once() {
 constexpr int64_t vocabulary = 131, hidden = 37, heads = 3, head_dim = 10, kv_heads = 1, width = heads * head_dim, ffn = 21;
 
 // One decoder layer with tied embeddings and a bias. Buffers: 0 x, 1 normed, 2 qkv, 3 q, 4 attended, 5 gate and up, 6 activated, 7 last, 8 logits.
-// `rich`: with a window, soft caps, norms of heads and of what a branch adds, a part of a head that does not turn, a scaled embedding and gelu.
-std::vector<OpCall> small_model(WeightArena& arena, DType dtype, bool rich) {
+// Kind::rich: with a window, soft caps, norms of heads and of what a branch adds, a part of a head that does not turn, a scaled embedding and gelu.
+// Kind::latent: keys alone are kept, of which values are the end, and attention has sinks. Buffers: 9 keys, 10 turned queries, 11 values.
+enum class Kind { plain, rich, latent };
+
+constexpr int64_t latent_heads = 3, latent_rope = 4, latent_plain = 6, latent_rank = 64, latent_width = latent_rope + latent_rank;
+
+std::vector<OpCall> small_model(WeightArena& arena, DType dtype, Kind kind) {
+  const bool rich = kind == Kind::rich, latent = kind == Kind::latent;
   const auto pack = [&](int64_t rows, int64_t columns, Layout layout, uint32_t seed) {
     return std::make_shared<const PackedWeight>(pack_weight(arena, numbers(rows * columns, seed).data(), rows, columns, dtype, layout));
   };
   const WeightPointer table = pack(vocabulary, hidden, Layout::panels, 1), gain = pack(1, hidden, Layout::vector, 2);
-  const WeightPointer frequencies = pack(1, rich ? head_dim / 2 - 2 : head_dim / 2, Layout::vector, 3);
+  const WeightPointer frequencies = pack(1, latent ? latent_rope / 2 : rich ? head_dim / 2 - 2 : head_dim / 2, Layout::vector, 3);
   std::vector<OpCall> ops;
   ops.push_back({OpKind::embed, -1, 0, table});
   if (rich) ops.back().scale = 6.08f;
   ops.push_back({OpKind::rms_norm, 0, 1, gain, nullptr, false, 1e-5f});
+  if (latent) {
+    ops.push_back({OpKind::linear, 1, 2, pack(latent_heads * (latent_rope + latent_plain), hidden, Layout::panels, 4)});
+    ops.push_back({OpKind::linear, 1, 9, pack(latent_width, hidden, Layout::panels, 5)});
+    ops.push_back({OpKind::rms_norm, 9, 9, pack(1, latent_rank, Layout::vector, 10), nullptr, false, 1e-6f});
+    ops.back().column = latent_rope;
+    ops.back().groups = 1;
+    ops.push_back({OpKind::head_linear, 2, 10, pack(latent_heads * latent_rank, latent_plain, Layout::panels, 11)});
+    ops.back().heads = latent_heads;
+    ops.back().passed = latent_rope;
+    ops.push_back({OpKind::latent_write, 10, 3, frequencies, nullptr, false, 0.0f, 0, latent_heads});
+    ops.back().second = 9;
+    ops.push_back({OpKind::paged_attention, 3, 4, pack(1, latent_heads, Layout::vector, 12), nullptr, false, 0.3f, 0, latent_heads});
+    ops.push_back({OpKind::head_linear, 4, 11, pack(latent_heads * 64, latent_rank, Layout::panels, 13)});
+    ops.back().heads = latent_heads;
+    ops.push_back({OpKind::linear, 11, 0, pack(hidden, latent_heads * 64, Layout::panels, 6), nullptr, true});
+    ops.push_back({OpKind::linear, 0, 5, pack(2 * ffn, hidden, Layout::panels, 7)});
+    ops.push_back({OpKind::gated_activation, 5, 6});
+    ops.back().activation = Activation::clamped_silu;
+    ops.push_back({OpKind::linear, 6, 0, pack(hidden, ffn, Layout::panels, 8), nullptr, true});
+    ops.push_back({OpKind::select, 0, 7});
+    ops.push_back({OpKind::linear, 7, 8, table});
+    ops.push_back({OpKind::sample, 8});
+    return ops;
+  }
   ops.push_back({OpKind::linear, 1, 2, pack(width + 2 * kv_heads * head_dim, hidden, Layout::panels, 4),
                  pack(1, width + 2 * kv_heads * head_dim, Layout::vector, 5)});
   if (rich) {
@@ -131,18 +161,25 @@ Outputs run(Executable& executable, const Run& r) {
   return out;
 }
 
-Executable make(const KernelTable* kernels, DType dtype, int64_t threads, int64_t block_size, const std::vector<OpCall>& ops) {
+Executable make(const KernelTable* kernels, DType dtype, int64_t threads, int64_t block_size, Kind kind, const std::vector<OpCall>& ops) {
+  if (kind == Kind::latent) {
+    constexpr int64_t queries = latent_heads * latent_width, both = latent_heads * latent_rank;
+    const std::vector<BufferShape> buffers = {{false, hidden}, {false, hidden}, {false, latent_heads * (latent_rope + latent_plain)},
+                                              {false, queries}, {false, both}, {false, 2 * ffn}, {false, ffn}, {true, hidden},
+                                              {true, vocabulary}, {false, latent_width}, {false, queries}, {false, latent_heads * 64}};
+    return Executable(kernels, dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{1, latent_width, 0, latent_rank}}, ops);
+  }
   const std::vector<BufferShape> buffers = {{false, hidden}, {false, hidden}, {false, width + 2 * kv_heads * head_dim},
                                             {false, width},  {false, width},  {false, 2 * ffn},
                                             {false, ffn},    {true, hidden},  {true, vocabulary}};
-  return Executable(kernels, dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{kv_heads, head_dim, 0}}, ops);
+  return Executable(kernels, dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{kv_heads, head_dim, 0, 0}}, ops);
 }
 
 // Two requests of 40 and 9 tokens of one text, whole or in chunks of one token of each.
-Outputs run_model(const KernelTable* kernels, DType dtype, bool rich, int64_t threads, int64_t block_size, bool chunked) {
+Outputs run_model(const KernelTable* kernels, DType dtype, Kind kind, int64_t threads, int64_t block_size, bool chunked) {
   WeightArena arena;
-  const std::vector<OpCall> ops = small_model(arena, dtype, rich);
-  Executable executable = make(kernels, dtype, threads, block_size, ops);
+  const std::vector<OpCall> ops = small_model(arena, dtype, kind);
+  Executable executable = make(kernels, dtype, threads, block_size, kind, ops);
   const int64_t table_width = (40 + block_size - 1) / block_size;
   std::vector<int32_t> table;
   for (int64_t i = 0; i < 2 * table_width; ++i) table.push_back(static_cast<int32_t>((i * 7 + 3) % 40));
@@ -167,14 +204,14 @@ Outputs run_model(const KernelTable* kernels, DType dtype, bool rich, int64_t th
   return last;
 }
 
-void test_model_agrees_with_itself(bool rich) {
+void test_model_agrees_with_itself(Kind kind) {
   for (const KernelTable* kernels : usable_kernels()) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      const Outputs expected = run_model(kernels, dtype, rich, 1, 16, false);
+      const Outputs expected = run_model(kernels, dtype, kind, 1, 16, false);
       for (const int64_t threads : {1, 3}) {
         for (const int64_t block_size : {1, 5, 16, 32}) {
           for (const bool chunked : {false, true}) {
-            const Outputs got = run_model(kernels, dtype, rich, threads, block_size, chunked);
+            const Outputs got = run_model(kernels, dtype, kind, threads, block_size, chunked);
             const std::string where =
                 std::string(kernels->name) + ", threads " + std::to_string(threads) + ", block size " + std::to_string(block_size);
             check(got.tokens == expected.tokens && got.top_ids == expected.top_ids, "tokens do not change: " + where);
@@ -224,7 +261,7 @@ void test_malformed_steps_are_refused() {
   for (const KernelTable* kernels : usable_kernels()) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       WeightArena arena;
-      Executable executable = make(kernels, dtype, 2, 4, small_model(arena, dtype, false));
+      Executable executable = make(kernels, dtype, 2, 4, Kind::plain, small_model(arena, dtype, Kind::plain));
       const auto refused = [&](const std::function<void(StepData&)>& change) {
         StepData data;
         change(data);
@@ -282,7 +319,13 @@ std::vector<float> run_experts(const KernelTable* kernels, DType dtype, int64_t 
   route.groups = route.groups_kept = route.group_best = 1;
   route.renormalise = true;
   OpCall experts{OpKind::experts, 0, 2, pack(experts_count * 2 * expert_ffn, expert_width, 1), pack(experts_count * expert_width, expert_ffn, 2)};
-  experts.routing = 1;
+  experts.second = 1;
+  const auto bias = [&](int64_t count, uint32_t seed) {
+    return std::make_shared<const PackedWeight>(pack_weight(arena, numbers(count, seed).data(), 1, count, dtype, Layout::vector));
+  };
+  experts.gate_up_bias = bias(experts_count * 2 * expert_ffn, 5);
+  experts.down_bias = bias(experts_count * expert_width, 6);
+  experts.activation = Activation::clamped_silu;
   experts.expert_count = experts_count;
   experts.top_k = expert_top_k;
   std::vector<OpCall> ops;
@@ -342,8 +385,7 @@ void test_ids_of_experts_out_of_range_are_refused() {
 
 int main() {
   test_team_runs_every_item_once();
-  test_model_agrees_with_itself(false);
-  test_model_agrees_with_itself(true);
+  for (const Kind kind : {Kind::plain, Kind::rich, Kind::latent}) test_model_agrees_with_itself(kind);
   test_malformed_steps_are_refused();
   test_a_token_gets_the_same_of_its_experts_in_any_company();
   test_ids_of_experts_out_of_range_are_refused();

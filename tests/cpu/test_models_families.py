@@ -1,4 +1,4 @@
-"""Every dense family's logits are transformers': whole, in chunks and token by token, at one and at three stages, on both backends.
+"""Every family's logits are transformers': whole, in chunks and token by token, at one and at three stages, on both backends.
 
 Run with -s to see the table of largest differences.
 """
@@ -15,7 +15,7 @@ import torch
 from family_models import FAMILY_MODELS, TOKENS, FamilyModel, sequence
 from lockstep.backends.native import NativeBackend, instruction_sets
 from lockstep.backends.reference.backend import ReferenceBackend
-from lockstep.models.rope import LongScaling, inverse_frequencies
+from lockstep.models.rope import LongScaling, YarnScaling, inverse_frequencies
 from lockstep.models.spec import Experts, LayerAttention, ModelSpec
 from lockstep.ops.backend import Backend
 from lockstep.ops.step import F32
@@ -90,7 +90,11 @@ def with_experts(spec: ModelSpec, change: Callable[[Experts], Experts]) -> Model
 
 def other_magnitude(layer: LayerAttention) -> LayerAttention:
     scaling = layer.rope.scaling
-    return replace(layer, rope=replace(layer.rope, scaling=replace(scaling, magnitude=1.0))) if isinstance(scaling, LongScaling) else layer
+    return (
+        replace(layer, rope=replace(layer.rope, scaling=replace(scaling, magnitude=1.0)))
+        if isinstance(scaling, (LongScaling, YarnScaling))
+        else layer
+    )
 
 
 WRONG: dict[str, Callable[[ModelSpec], ModelSpec]] = {
@@ -109,7 +113,19 @@ WRONG: dict[str, Callable[[ModelSpec], ModelSpec]] = {
     "silu for gelu": lambda spec: replace(spec, activation="silu"),
     "one expert fewer": lambda spec: with_experts(spec, lambda e: replace(e, top_k=e.top_k - 1)),
     "other weights of experts": lambda spec: with_experts(spec, lambda e: replace(e, renormalise=not e.renormalise)),
-    "no shared expert": lambda spec: with_experts(spec, lambda e: replace(e, shared_ffn_size=0)),
+    "no shared expert": lambda spec: with_experts(spec, lambda e: replace(e, shared_ffn_size=0, shared_gate=False)),
+    "other scale of experts": lambda spec: with_experts(spec, lambda e: replace(e, scale=1.0)),
+    "no groups of experts": lambda spec: with_experts(spec, lambda e: replace(e, groups=1, groups_kept=1, group_best=1)),
+    "other worth of groups": lambda spec: with_experts(spec, lambda e: replace(e, group_best=3 - e.group_best) if e.groups > 1 else e),
+    "no bias on the choice of experts": lambda spec: with_experts(spec, lambda e: replace(e, choice_bias=False)),
+    "softmax for sigmoid": lambda spec: with_experts(spec, lambda e: replace(e, scoring="softmax")),
+    "no biases of experts": lambda spec: with_experts(spec, lambda e: replace(e, biased=False)),
+    "no sinks": lambda spec: replace(spec, sinks=False),
+    "silu for its clamped form": lambda spec: replace(spec, activation="silu"),
+    "pairs of neighbours as halves": lambda spec: replace(spec, latent=spec.latent and replace(spec.latent, interleaved=False)),
+    "query scale of the plain form": lambda spec: replace(
+        spec, attention_scale=(spec.latent.plain_width + spec.latent.rope_width) ** -0.5 if spec.latent else spec.attention_scale
+    ),
     "no head norms": lambda spec: replace(spec, head_norms=False),
 }
 
@@ -129,7 +145,9 @@ def test_every_setting_of_a_family_is_seen_in_its_logits(model: FamilyModel, the
     assert tried or model.name == "qwen2"
 
 
-@pytest.mark.parametrize("model", [model for model in FAMILY_MODELS if model.name.startswith(("phi", "llama"))], ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model", [model for model in FAMILY_MODELS if model.name.startswith(("phi", "llama", "gpt", "deepseek v3"))], ids=lambda model: model.name
+)
 def test_frequencies_are_transformers_bit_for_bit(model: FamilyModel) -> None:
     rotary = model.transformers_model().model.rotary_emb
     with torch.inference_mode():

@@ -40,13 +40,14 @@ def test_a_row_of_a_product_is_the_same_at_any_place_and_count(threads: int, col
             assert np.array_equal(bits(part), bits(alone[start : start + count])), (start, count)
 
 
-def test_a_product_is_the_same_at_one_and_at_two_threads() -> None:
+@pytest.mark.parametrize(("columns", "rows"), [(577, 50001), (1536, 128)], ids=["shared by rows", "would be shared along the sum"])
+def test_a_product_is_the_same_at_one_and_at_two_threads(columns: int, rows: int) -> None:
     generator = torch.Generator().manual_seed(1)
-    x, matrix = torch.randn((17, 577), generator=generator), padded_matrix(torch.randn((50001, 577), generator=generator))
+    x, matrix = torch.randn((17, columns), generator=generator), padded_matrix(torch.randn((rows, columns), generator=generator))
     before, results = torch.get_num_threads(), []
     for count in (1, 2):
         torch.set_num_threads(count)
-        results.append(bits(rows_times_matrix(x, matrix, 50001)))
+        results.append(bits(rows_times_matrix(x, matrix, rows)))
     torch.set_num_threads(before)
     assert np.array_equal(*results)
 

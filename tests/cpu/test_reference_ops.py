@@ -101,7 +101,7 @@ def rotated(x: F64, position: int, frequencies: NDArray[np.float32], magnitude: 
 def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]:
     """(rotated queries, attended values) a step, with each row's keys and values in plain lists and no blocks."""
     sizes, settings = case.program.ops[0].attributes, case.program.ops[1].attributes
-    window, cap = int(settings["window"]), float(settings["soft_cap"])
+    window, cap, latent = int(settings["window"]), float(settings["soft_cap"]), case.program.kv_layers[0].latent
     heads, kv_heads, head_dim = (int(sizes[name]) for name in ("heads", "kv_heads", "head_dim"))
     keys: dict[int, list[F64]] = {}
     values: dict[int, list[F64]] = {}
@@ -111,11 +111,12 @@ def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]
         for row, (start, stop) in enumerate(zip(step.inputs.row_starts[:-1], step.inputs.row_starts[1:], strict=True)):
             for token in range(start, stop):
                 position = int(step.inputs.positions[token])
-                qkv = step.activations["qkv"][token].astype(np.float64).reshape(-1, head_dim)
+                parts = ("queries", "keys") if latent else ("qkv",)
+                qkv = np.concatenate([step.activations[part][token] for part in parts]).astype(np.float64).reshape(-1, head_dim)
                 q, k, v = qkv[:heads], qkv[heads : heads + kv_heads], qkv[heads + kv_heads :]
                 q, k = (rotated(x, position, case.weights["frequencies"][0], float(sizes["magnitude"])) for x in (q, k))
                 keys.setdefault(row, []).append(rounded(k.astype(np.float32), dtype))
-                values.setdefault(row, []).append(rounded(v.astype(np.float32), dtype))
+                values.setdefault(row, []).append(keys[row][-1][:, head_dim - latent :] if latent else rounded(v.astype(np.float32), dtype))
                 assert len(keys[row]) == position + 1
                 queries.append(q.reshape(-1))
                 out = []
@@ -124,7 +125,8 @@ def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]
                     scores = cap * np.tanh(scores / cap) if cap else scores
                     scores[: max(0, position + 1 - window) if window else 0] = -np.inf
                     weights = np.exp(scores - scores.max())
-                    out.append(weights / weights.sum() @ np.stack([value[head // (heads // kv_heads)] for value in values[row]]))
+                    total = weights.sum() + (np.exp(case.weights["sinks"][0, head] - scores.max()) if "sinks" in case.weights else 0.0)
+                    out.append(weights / total @ np.stack([value[head // (heads // kv_heads)] for value in values[row]]))
                 attended.append(np.concatenate(out))
         queries_of_steps.append(np.stack(queries))
         attended_of_steps.append(np.stack(attended))
@@ -147,13 +149,40 @@ def test_attention_reads_through_scattered_blocks_what_chunks_before_it_wrote(se
         close("paged_attention", dtype, actual, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gated_activation_is_silu_or_gelu_by_tanh_of_gate_times_up(seed: int) -> None:
+def test_latent_write_turns_queries_by_their_position(seed: int, dtype: DType) -> None:
+    case = OP_REFERENCES["latent_write"].generate(seed)
+    for actual, expected in zip(run(case, dtype), attention_by_hand(case, dtype)[0], strict=True):
+        close("latent_write", dtype, actual, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_head_linear_multiplies_each_head_by_its_own_rows_and_passes_what_comes_first(seed: int, dtype: DType) -> None:
+    case = OP_REFERENCES["head_linear"].generate(seed)
+    heads, passed = (int(case.program.ops[0].attributes[name]) for name in ("heads", "passed"))
+    x = case.steps[0].activations["x"]
+    matrices = rounded(case.weights["matrix"], dtype).reshape(heads, -1, case.weights["matrix"].shape[1])
+    expected = [
+        np.concatenate([head[:passed], matrix @ rounded(head[passed:], dtype)])
+        for row in x
+        for head, matrix in zip(row.reshape(heads, -1), matrices, strict=True)
+    ]
+    close("head_linear", dtype, run(case, dtype)[0], np.stack(expected).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gated_activation_is_a_function_of_the_gate_times_up(seed: int) -> None:
     case = OP_REFERENCES["gated_activation"].generate(seed)
     gate, up = np.split(case.steps[0].activations["x"].astype(np.float64), 2, axis=1)
     silu = gate / (1 + np.exp(-gate))
     gelu = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2
-    close("gated_activation", "float32", run(case, "float32")[0], up * (silu if case.program.ops[0].attributes["kind"] == "silu" else gelu))
+    cut = np.minimum(gate, 7.0)
+    assert gate.max() > 7.0
+    assert np.abs(up).max() > 7.0
+    expected = {"silu": up * silu, "gelu_tanh": up * gelu, "clamped_silu": (np.clip(up, -7.0, 7.0) + 1) * cut / (1 + np.exp(-1.702 * cut))}
+    close("gated_activation", "float32", run(case, "float32")[0], expected[str(case.program.ops[0].attributes["kind"])])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -164,7 +193,7 @@ def test_soft_cap_bounds_by_tanh(seed: int) -> None:
     close("soft_cap", "float32", run(case, "float32")[0], cap * np.tanh(x / cap))
 
 
-@pytest.mark.parametrize("seed", [0, 1], ids=["silu", "gelu_tanh"])
+@pytest.mark.parametrize("seed", [0, 1, 2], ids=["silu", "gelu_tanh", "clamped_silu"])
 def test_gated_activation_of_extreme_gates_is_finite(seed: int) -> None:
     case = OP_REFERENCES["gated_activation"].generate(seed)
     x = case.steps[0].activations["x"].copy()

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.models.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, inverse_frequencies
-from lockstep.models.spec import ARCHITECTURES, ModelSpec, spec_from_config
+from lockstep.models.spec import ARCHITECTURES, Latent, ModelSpec, spec_from_config
 from rig import tiny_config, tiny_spec
 
 QWEN_WINDOWS: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}
@@ -54,18 +54,36 @@ def test_unknown_architecture_is_refused_by_name_with_those_supported() -> None:
     assert all(name in str(caught.value) for name in ARCHITECTURES)
 
 
+GPT_OSS: dict[str, Any] = {"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "sliding_window": 8}
+DEEPSEEK: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "head_dim": None,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rotary scaling 'dynamic'"),
+        ({**DEEPSEEK, "scoring_func": "sigmoid"}, "scoring_func 'sigmoid'"),
+        ({**DEEPSEEK, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+        ({**DEEPSEEK, "norm_topk_prob": True}, "norm_topk_prob"),
+        ({**DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq 2"),
+        ({**DEEPSEEK, "attention_bias": True}, "attention_bias"),
+        ({**DEEPSEEK, "kv_lora_rank": 96}, "multiples of 64"),
+        ({**DEEPSEEK, "kv_lora_rank": 1024}, "at most 1024"),
+        ({**GPT_OSS, "swiglu_limit": 10.0}, "swiglu_limit 10.0"),
+        ({**GPT_OSS, "intermediate_size": 80}, "width 80"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.5, "architectures": ["Qwen2ForCausalLM"]}, "partial_rotary_factor"),
         ({"sliding_window": 128}, "sliding_window 128"),
         ({**QWEN_WINDOWS, "layer_types": ["full_attention", "chunked_attention"] * 2}, "layer type 'chunked_attention'"),
         ({**GEMMA3, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({**GEMMA3, "hidden_activation": "relu"}, "hidden_activation 'relu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
     ],
 )
 def test_a_setting_that_changes_numbers_and_is_not_computed_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -179,7 +197,11 @@ def test_experts_that_make_no_sense_are_refused_by_name(changes: dict[str, objec
 
 def test_biases_are_those_that_the_architecture_has() -> None:
     on = {"attention_bias": True, "mlp_bias": True, **EXPERTS}
-    found = {name: tiny_spec(architectures=[name], sliding_window=None if "Gemma" not in name else 8, **on) for name in ARCHITECTURES}
+    found = {
+        name: tiny_spec(architectures=[name], sliding_window=8 if "Gemma" in name or "Oss" in name else None, **on)
+        for name in ARCHITECTURES
+        if "Deepseek" not in name
+    }
     assert {name: (spec.qkv_bias, spec.output_bias, spec.mlp_bias) for name, spec in found.items()} == {
         "LlamaForCausalLM": (True, True, True),
         "MistralForCausalLM": (False, False, False),
@@ -191,8 +213,35 @@ def test_biases_are_those_that_the_architecture_has() -> None:
         "Phi3ForCausalLM": (False, False, False),
         "Gemma2ForCausalLM": (True, True, False),
         "Gemma3ForCausalLM": (True, True, False),
+        "GptOssForCausalLM": (True, True, False),
     }
     assert tiny_spec(architectures=["Qwen2ForCausalLM"]).qkv_bias
+
+
+def test_latent_attention_keeps_one_narrow_key_a_position() -> None:
+    spec = tiny_spec(**DEEPSEEK, kv_lora_rank=128, qk_rope_head_dim=16, qk_nope_head_dim=48, q_lora_rank=None)
+    assert spec.latent == Latent(kv_rank=128, rope_width=16, plain_width=48, value_width=128, query_rank=0, interleaved=True)
+    assert (spec.kv_head_count, spec.head_dim, spec.attention_scale) == (1, 144, 64**-0.5)
+    assert spec.expert_layers == {0, 1, 2, 3}
+    third = tiny_spec(**{**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "n_group": 4, "topk_group": 2, "rope_interleave": False})
+    assert third.expert_layers == {3}
+    assert third.latent is not None
+    assert not third.latent.interleaved
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_group": 3, "topk_method": "group_limited_greedy"}, "n_group 3"),
+        ({"n_group": 4, "topk_group": 5, "topk_method": "group_limited_greedy"}, "topk_group 5"),
+        ({"n_group": 8, "topk_group": 1, "topk_method": "group_limited_greedy"}, "takes 2"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim must be even"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_fast"),
+    ],
+)
+def test_numbers_of_deepseek_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        tiny_spec(**DEEPSEEK, **changes)
 
 
 def test_longrope_takes_the_long_factors_where_the_window_is_wider_than_the_original_one() -> None:

@@ -1,4 +1,4 @@
-"""Each dense family, as a folder that anyone could have, through `verify`: the plain answers are the answers at one, two and three stages, with
+"""Each family, as a folder that anyone could have, through `verify`: the plain answers are the answers at one, two and three stages, with
 chunked prefill, preemption, prefix hits, greedy and sampled; every counter is met, and every changed prompt token is noticed."""
 
 from __future__ import annotations
@@ -46,7 +46,17 @@ def write_folder(path: Path, model: FamilyModel) -> Path:
 
 def cases() -> list[object]:
     """One model of each kind of attention always, the rest in `make test-slow`."""
-    quick = {"mistral", "mixtral", "qwen3 moe, some layers dense", "qwen3, windows", "gemma 2", "gemma 3", "phi 4, longrope"}
+    quick = {
+        "mistral",
+        "mixtral",
+        "gpt-oss",
+        "deepseek v2, groups",
+        "qwen3 moe, some layers dense",
+        "qwen3, windows",
+        "gemma 2",
+        "gemma 3",
+        "phi 4, longrope",
+    }
     assert quick <= {model.name for model in FAMILY_MODELS}
     return [pytest.param(model, id=model.name, marks=() if model.name in quick else pytest.mark.slow) for model in FAMILY_MODELS]
 

@@ -102,9 +102,14 @@ def test_a_missing_shard_and_a_shard_without_its_tensor_are_named(tmp_path: Path
         open_checkpoint(tmp_path)
 
 
-def test_a_quantised_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="quantization_config"):
-        open_checkpoint(write_folder(tmp_path, folder_tensors(1), config={"quantization_config": {"quant_method": "gptq"}}))
+@pytest.mark.parametrize(
+    "told",
+    [{"quant_method": "gptq"}, {"quant_method": "fp8"}, {"quant_method": "fp8", "weight_block_size": [128]}, {"bits": 4}, "mxfp4 or so", [1]],
+    ids=repr,
+)
+def test_a_folder_quantised_in_another_way_is_refused(tmp_path: Path, told: object) -> None:
+    with pytest.raises(UnsupportedError, match="supported are mxfp4 and fp8"):
+        open_checkpoint(write_folder(tmp_path, folder_tensors(1), config={"quantization_config": told}))
 
 
 def test_what_is_no_model_is_refused_with_what_was_expected(tmp_path: Path) -> None:

@@ -65,25 +65,30 @@ class PackedWeights:
         """A table that is only looked up has another layout than one that is also multiplied with, so they are two entries."""
         key = (weight.name, "matrix" in weight.roles)
         if key not in self._packed:
-            values = source.computed if source.computed is not None else _joined(self._model.checkpoint, source.parts, weight)
+            values = source.computed if source.computed is not None else _joined(self._model.checkpoint, source, weight)
             self._packed[key] = self.backend.pack(weight, values.reshape(weight.rows, weight.columns), self._model.dtype)
         return self._packed[key]
 
 
-def _joined(checkpoint: Checkpoint, names: Sequence[str], weight: Weight) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """The parts of a weight, one after the other. Raises CheckpointError if their shapes are not what the model's config says."""
+def _joined(checkpoint: Checkpoint, source: WeightSource, weight: Weight) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """The parts of a weight, one after the other, arranged. Raises CheckpointError if their shapes are not what the model's config says."""
+    names, arranged = source.parts, source.arranged
     shapes = [checkpoint.shape(name) for name in names]
-    if weight.roles == ("vector",):
+    if arranged is not None:
+        right = all(shape == arranged.shape for shape in shapes)
+    elif weight.roles == ("vector",):
         right = all(len(shape) == 1 for shape in shapes) and sum(shape[0] for shape in shapes) == weight.columns
     else:
         right = all(len(s) == 2 and s[1] == weight.columns for s in shapes) and sum(s[0] for s in shapes) == weight.rows
     if not right:
         wanted = f"{weight.columns} values" if weight.roles == ("vector",) else f"{weight.rows} rows of {weight.columns}"
+        wanted = f"{arranged.shape} each" if arranged is not None else f"together {wanted}"
         raise CheckpointError(
-            f"{checkpoint.path}: {', '.join(names)} have shapes {shapes}, expected together {wanted}; the file is damaged or of another model"
+            f"{checkpoint.path}: {', '.join(names)} have shapes {shapes}, expected {wanted}; the file is damaged or of another model"
         )
     parts = [checkpoint.read(name) for name in names]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return joined if arranged is None else arranged.arrange(joined)
 
 
 def table_shape(config: EngineConfig, model: ResolvedModel) -> TableShape:

@@ -7,7 +7,7 @@ checkpoint's names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +23,26 @@ class WeightSource:
     """Where a program weight comes from; exactly one of the two is set.
 
     parts: tensor names of the checkpoint (Hugging Face's), concatenated along their first axis and then seen as the weight's [rows, columns].
-    computed: float32 [rows, columns], derived from the spec.
+    arranged: how they become [rows, columns] where that is not enough. computed: float32 [rows, columns], derived from the spec.
     """
 
     parts: tuple[str, ...] = ()
+    arranged: Arranged | None = None
     computed: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arranged:
+    """shape: what each tensor must have. arrange: the concatenated tensors to an array with the weight's elements in their order (a view will do)."""
+
+    shape: tuple[int, ...]
+    arrange: Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 Parts = Mapping[str, tuple[str, ...]]
 """Weight name in the program -> tensor names in the checkpoint; for a layer's weights both without the layer's prefix."""
+Arrangements = Mapping[str, Arranged]
+"""Weight name without the layer's prefix -> how its tensors become it."""
 
 HIDDEN = "hidden"
 """The residual stream, float32 [T, hidden_size]: what travels between stages."""
@@ -39,17 +50,20 @@ HIDDEN = "hidden"
 _LAYER_WEIGHT = re.compile(r"layers\.(\d+)\.(.+)")
 
 
-def named_sources(spec: ModelSpec, program: Program, model_parts: Parts, layer_parts: Parts) -> Mapping[str, WeightSource]:
+def named_sources(
+    spec: ModelSpec, program: Program, model_parts: Parts, layer_parts: Parts, arrangements: Arrangements | None = None
+) -> Mapping[str, WeightSource]:
     """One source for each weight of the program, by the program's name for it."""
-    frequencies = {_frequencies_name(spec, rope): inverse_frequencies(rope)[None, :] for rope in spec.ropes}
+    computed = {_frequencies_name(spec, rope): inverse_frequencies(rope)[None, :] for rope in spec.ropes}
     sources: dict[str, WeightSource] = {}
     for name in program.weights:
         layered = _LAYER_WEIGHT.fullmatch(name)
-        if name in frequencies:
-            sources[name] = WeightSource(computed=frequencies[name])
+        if name in computed:
+            sources[name] = WeightSource(computed=computed[name])
         elif layered:
             parts = _of_experts(spec, layer_parts[layered[2]])
-            sources[name] = WeightSource(parts=tuple(f"model.layers.{layered[1]}.{part}" for part in parts))
+            arranged = (arrangements or {}).get(layered[2])
+            sources[name] = WeightSource(parts=tuple(f"model.layers.{layered[1]}.{part}" for part in parts), arranged=arranged)
         else:
             sources[name] = WeightSource(parts=model_parts[name])
     return sources
@@ -122,46 +136,73 @@ def attention(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str, y: s
         for gain, column, groups in ((f"{prefix}.query_norm", 0, heads), (f"{prefix}.key_norm", query_width, kv_heads)):
             weight = builder.weight(gain, 1, head_dim, "vector")
             builder.call("rms_norm", (qkv,), (qkv,), (weight,), eps=spec.norm_eps, offset=spec.norm_offset, column=column, groups=groups)
-    frequencies = builder.weight(_frequencies_name(spec, seen.rope), 1, seen.rope.width // 2, "vector")
-    builder.call("rope_write", (qkv,), (queries,), (frequencies,), **sizes, magnitude=seen.rope.magnitude)
+    builder.call("rope_write", (qkv,), (queries,), (frequencies(builder, spec, layer),), **sizes, magnitude=seen.rope.magnitude)
     limits = {"window": seen.sliding_window, "soft_cap": spec.attention_soft_cap}
-    builder.call("paged_attention", (queries,), (attended,), (), **sizes, **limits, scale=spec.attention_scale)
+    sinks = (builder.weight(f"{prefix}.sinks", 1, heads, "vector"),) if spec.sinks else ()
+    builder.call("paged_attention", (queries,), (attended,), sinks, **sizes, **limits, scale=spec.attention_scale)
     linear(builder, attended, y, f"{prefix}.output", (spec.hidden_size, query_width), bias=spec.output_bias, accumulate=accumulate)
 
 
 def feed_forward(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str, y: str, *, accumulate: bool) -> None:
     """The gated feed-forward layer from x, the normed residual stream, to y."""
-    gate_up = builder.buffer("gate_up", "T", 2 * spec.ffn_size)
-    activated = builder.buffer("activated", "T", spec.ffn_size)
-    linear(builder, x, gate_up, f"layers.{layer}.ffn.gate_up", (2 * spec.ffn_size, spec.hidden_size), bias=spec.mlp_bias)
+    _gated(builder, spec, f"layers.{layer}.ffn", (x, y), spec.ffn_size, bias=spec.mlp_bias, accumulate=accumulate)
+
+
+def _gated(
+    builder: ProgramBuilder, spec: ModelSpec, prefix: str, buffers: tuple[str, str], width: int, *, bias: bool = False, accumulate: bool
+) -> None:
+    x, y = buffers
+    suffix = "" if width == spec.ffn_size else f"_{width}"
+    gate_up, activated = builder.buffer(f"gate_up{suffix}", "T", 2 * width), builder.buffer(f"activated{suffix}", "T", width)
+    linear(builder, x, gate_up, f"{prefix}.gate_up", (2 * width, spec.hidden_size), bias=bias)
     builder.call("gated_activation", (gate_up,), (activated,), kind=spec.activation)
-    linear(builder, activated, y, f"layers.{layer}.ffn.down", (spec.hidden_size, spec.ffn_size), bias=spec.mlp_bias, accumulate=accumulate)
+    linear(builder, activated, y, f"{prefix}.down", (spec.hidden_size, width), bias=bias, accumulate=accumulate)
 
 
 def experts(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str, y: str) -> None:
-    """The mixture of experts from x, the normed residual stream, added to y; with the shared expert, if there is one, whose weight is the sigmoid of
-    its gate: a route to one of one."""
+    """The mixture of experts from x, the normed residual stream, added to y; with the shared expert, if there is one: a plain feed-forward layer, or
+    behind a gate of its own, whose sigmoid is its weight: a route to one of one."""
     mixture, prefix = spec.experts, f"layers.{layer}.ffn"
     assert mixture is not None, spec
-    _mixture(builder, spec, f"{prefix}.experts", (x, y), count=mixture.count, top_k=mixture.top_k, ffn_size=mixture.ffn_size)
-    if mixture.shared_ffn_size:
-        _mixture(builder, spec, f"{prefix}.shared", (x, y), count=1, top_k=1, ffn_size=mixture.shared_ffn_size)
+    routing = {
+        "scoring": mixture.scoring,
+        "renormalise": mixture.renormalise,
+        "scale": mixture.scale,
+        "groups": mixture.groups,
+        "groups_kept": mixture.groups_kept,
+        "group_best": mixture.group_best,
+    }
+    _mixture(builder, spec, f"{prefix}.experts", (x, y), (mixture.count, mixture.top_k, mixture.ffn_size), routing)
+    if mixture.shared_gate:
+        _mixture(builder, spec, f"{prefix}.shared", (x, y), (1, 1, mixture.shared_ffn_size), {"scoring": "sigmoid", "renormalise": False})
+    elif mixture.shared_ffn_size:
+        _gated(builder, spec, f"{prefix}.shared", (x, y), mixture.shared_ffn_size, accumulate=True)
 
 
-def _mixture(builder: ProgramBuilder, spec: ModelSpec, prefix: str, buffers: tuple[str, str], *, count: int, top_k: int, ffn_size: int) -> None:
-    x, y = buffers
-    shared = prefix.endswith("shared")
+def _mixture(
+    builder: ProgramBuilder,
+    spec: ModelSpec,
+    prefix: str,
+    buffers: tuple[str, str],
+    sizes: tuple[int, int, int],
+    routing: Mapping[str, str | bool | int | float],
+) -> None:
+    """sizes: how many experts, how many of them a token goes to, width of one."""
+    assert spec.experts is not None, spec
+    (x, y), (count, top_k, ffn_size), biased = buffers, sizes, spec.experts.biased
     logits = builder.buffer(f"expert_logits_{count}", "T", count)
-    routing = builder.buffer(f"routing_{top_k}", "T", 2 * top_k)
-    linear(builder, x, logits, f"{prefix}.router", (count, spec.hidden_size))
-    renormalise = not shared and spec.experts is not None and spec.experts.renormalise
-    scoring = "sigmoid" if shared else "softmax"
-    builder.call("route", (logits,), (routing,), expert_count=count, top_k=top_k, scoring=scoring, renormalise=renormalise)
-    matrices = (
+    routes = builder.buffer(f"routing_{top_k}", "T", 2 * top_k)
+    linear(builder, x, logits, f"{prefix}.router", (count, spec.hidden_size), bias=biased)
+    choice = (builder.weight(f"{prefix}.choice_bias", 1, count, "vector"),) if spec.experts.choice_bias else ()
+    builder.call("route", (logits,), (routes,), choice, expert_count=count, top_k=top_k, **routing)
+    weights = [
         builder.weight(f"{prefix}.gate_up", count * 2 * ffn_size, spec.hidden_size, "matrix"),
         builder.weight(f"{prefix}.down", count * spec.hidden_size, ffn_size, "matrix"),
-    )
-    builder.call("experts", (x, routing), (y,), matrices, expert_count=count, top_k=top_k, kind=spec.activation, accumulate=True)
+    ]
+    if biased:
+        weights.append(builder.weight(f"{prefix}.gate_up_bias", 1, count * 2 * ffn_size, "vector"))
+        weights.append(builder.weight(f"{prefix}.down_bias", 1, count * spec.hidden_size, "vector"))
+    builder.call("experts", (x, routes), (y,), tuple(weights), expert_count=count, top_k=top_k, kind=spec.activation, accumulate=True)
 
 
 def linear(builder: ProgramBuilder, x: str, y: str, matrix: str, shape: tuple[int, int], *, bias: bool = False, accumulate: bool = False) -> None:
@@ -170,6 +211,12 @@ def linear(builder: ProgramBuilder, x: str, y: str, matrix: str, shape: tuple[in
     if bias:
         weights.append(builder.weight(f"{matrix}_bias", 1, shape[0], "vector"))
     builder.call("linear", (x,), (y,), tuple(weights), accumulate=accumulate)
+
+
+def frequencies(builder: ProgramBuilder, spec: ModelSpec, layer: int) -> str:
+    """The weight with the rotary frequencies of a layer."""
+    rope = spec.layers[layer].rope
+    return builder.weight(_frequencies_name(spec, rope), 1, rope.width // 2, "vector")
 
 
 def _frequencies_name(spec: ModelSpec, rope: Rope) -> str:

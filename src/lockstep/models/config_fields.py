@@ -12,6 +12,8 @@ from typing import Any
 from lockstep.errors import CheckpointError
 
 SIZE_MAX = 1 << 28
+LAYERS_MAX = 1 << 16
+"""More than any model has: a damaged config must not make a spec that fills the memory."""
 
 
 def integer(config: Mapping[str, Any], key: str, *, default: int | None = None, least: int = 1, most: int = SIZE_MAX) -> int:

@@ -8,7 +8,9 @@ from types import MappingProxyType
 
 from lockstep.errors import ConfigError
 from lockstep.models.blocks import WeightSource
+from lockstep.models.deepseek import build_deepseek, deepseek_weight_sources
 from lockstep.models.gemma import build_gemma, gemma_weight_sources
+from lockstep.models.gpt_oss import gpt_oss_weight_sources
 from lockstep.models.llama import build_llama, llama_weight_sources, mixtral_weight_sources, phi3_weight_sources, qwen_moe_weight_sources
 from lockstep.models.spec import ModelSpec
 from lockstep.ops.program import Program
@@ -30,6 +32,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mixtral": Family(build=build_llama, sources=mixtral_weight_sources),
         "qwen_moe": Family(build=build_llama, sources=qwen_moe_weight_sources),
         "phi3": Family(build=build_llama, sources=phi3_weight_sources),
+        "gpt_oss": Family(build=build_llama, sources=gpt_oss_weight_sources),
+        "deepseek": Family(build=build_deepseek, sources=deepseek_weight_sources),
         "gemma": Family(build=build_gemma, sources=gemma_weight_sources),
     }
 )

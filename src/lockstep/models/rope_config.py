@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.errors import CheckpointError, UnsupportedError
-from lockstep.models.config_fields import integer, mapping, number, numbers
-from lockstep.models.rope import LinearScaling, Llama3Scaling, LongScaling, Rope
+from lockstep.models.config_fields import flag, integer, mapping, number, numbers
+from lockstep.models.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, YarnScaling
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 THETA_DEFAULT = 10000.0
-_KINDS = "'default', 'linear', 'llama3' and 'longrope'"
+_KINDS = "'default', 'linear', 'llama3', 'longrope' and 'yarn'"
 
 
 def read_ropes(config: Mapping[str, Any], head_dim: int, *, partial: bool, local: bool) -> Mapping[str, Rope]:
@@ -42,6 +42,8 @@ def _rope(config: Mapping[str, Any], parameters: Mapping[str, Any], head_dim: in
         return Rope(theta=theta, width=width, scaling=_llama3(config, parameters))
     if kind in ("longrope", "su"):
         return Rope(theta=theta, width=width, scaling=_long(config, parameters, width))
+    if kind == "yarn":
+        return Rope(theta=theta, width=width, scaling=_yarn(config, parameters, theta))
     raise UnsupportedError(f"rotary scaling {kind!r} is not supported; supported are {_KINDS}")
 
 
@@ -96,3 +98,29 @@ def _long(config: Mapping[str, Any], parameters: Mapping[str, Any], width: int) 
     advised = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1.0 else 1.0
     magnitude = number(parameters, "attention_factor", below=1e3, default=advised)
     return LongScaling(factors=long if window > original else short, magnitude=magnitude)
+
+
+def _yarn(config: Mapping[str, Any], parameters: Mapping[str, Any], theta: float) -> YarnScaling:
+    """Magnitudes as transformers has them: `attention_factor`, else from `mscale` and `mscale_all_dim` where both are there, else from the factor."""
+    window, original = integer(config, "max_position_embeddings"), _original_window(config, parameters)
+    factor = number(parameters, "factor", below=1e6, default=window / original)
+    fast, slow = number(parameters, "beta_fast", below=1e6, default=32.0), number(parameters, "beta_slow", below=1e6, default=1.0)
+    if fast < slow or theta <= 1.0:
+        raise CheckpointError(
+            f"beta_fast must be at least beta_slow and rope_theta above 1, got {fast:g}, {slow:g}, {theta:g}; check the model's config"
+        )
+    one, all_dim = (0.0 if not parameters.get(key) else number(parameters, key, below=1e3) for key in ("mscale", "mscale_all_dim"))
+    advised = _yarn_magnitude(factor, one) / _yarn_magnitude(factor, all_dim) if one and all_dim else _yarn_magnitude(factor, 1.0)
+    return YarnScaling(
+        factor=factor,
+        original_window=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=parameters.get("truncate") is None or flag(parameters, "truncate"),
+        magnitude=number(parameters, "attention_factor", below=1e3, default=advised),
+        score_factor=_yarn_magnitude(factor, all_dim) ** 2 if all_dim else 1.0,
+    )
+
+
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -12,15 +12,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from lockstep.errors import CheckpointError, UnsupportedError
-from lockstep.models.config_fields import flag, integer, number, token_ids
-from lockstep.models.rope import Rope
+from lockstep.models.config_fields import LAYERS_MAX, flag, integer, number, token_ids
+from lockstep.models.experts_config import ExpertNames, Experts, expert_layers, read_experts
+from lockstep.models.rope import Rope, YarnScaling
 from lockstep.models.rope_config import FULL, SLIDING, read_ropes
 
-Activation = Literal["silu", "gelu_tanh"]
-
-LAYERS_MAX = 1 << 16
-EXPERTS_MAX = 1 << 12
-"""More than any model has: a damaged config must not make a spec that fills the memory."""
+Activation = Literal["silu", "gelu_tanh", "clamped_silu"]
+LATENT_WIDTH_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +31,18 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
-    """A mixture of experts. count: of them; top_k: that a token goes to; ffn_size: width of one. renormalise: weights of those chosen add up to 1.
-    shared_ffn_size: width of an expert that every token goes to beside them, weighed by a gate of its own; 0 for none."""
+class Latent:
+    """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434, section 2.1): what is kept of a position is one vector, `kv_rank` wide, that all
+    heads share, and behind it a rotated key of `rope_width`. plain_width: of a head's query and key that is not rotated. value_width: of a head's
+    values. query_rank: queries go through a narrow normed vector of this width; 0: they come from the residual stream. interleaved: the checkpoint's
+    rotary pairs are neighbours (2 i, 2 i + 1)."""
 
-    count: int
-    top_k: int
-    ffn_size: int
-    renormalise: bool
-    shared_ffn_size: int = 0
+    kv_rank: int
+    rope_width: int
+    plain_width: int
+    value_width: int
+    query_rank: int
+    interleaved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,9 @@ class ModelSpec:
     tie_embeddings: the head is the embedding table.
     qkv_bias: on queries, keys and values. output_bias: on attention's output projection. mlp_bias: on gate, up and down.
     head_norms: queries and keys are normed, head by head, before they are rotated. norm_offset: what is added to every norm's gain.
-    attention_scale: of query times key. attention_soft_cap, logit_soft_cap: 0 for none. embedding_scale: of embedded tokens.
-    bos_token_ids, eos_token_ids: empty where the config names none; the model's own end of an answer is any of eos_token_ids.
+    sinks: each head has a learnt score that takes part in the softmax and has no value. latent: set for multi-head latent attention; kv_head_count is
+    1 then and head_dim what one position keeps. attention_scale: of query times key. attention_soft_cap, logit_soft_cap: 0 for none. embedding_scale:
+    of embedded tokens. bos_token_ids, eos_token_ids: empty where the config names none; the model's own end of an answer is any of eos_token_ids.
     """
 
     family: str
@@ -70,6 +72,8 @@ class ModelSpec:
     activation: Activation
     norm_eps: float
     norm_offset: float
+    sinks: bool
+    latent: Latent | None
     attention_scale: float
     attention_soft_cap: float
     logit_soft_cap: float
@@ -101,7 +105,7 @@ class Architecture:
     `max_window_layers` on where `use_sliding_window` says so (flagged); all but every so-manieth by `sliding_window_pattern` (alternating).
     flags: the config's flags of biases that the class knows. qkv_bias: queries, keys and values have a bias whatever the config says.
     gemma: norms with gain + 1, scaled embeddings, soft caps, a query scale of its own. local_rope: sliding layers have a rotary base of their own.
-    partial_rope: a part of a head may be rotated. experts: by whose names the config tells of a mixture; with `shared` one is for every token.
+    partial_rope: a part of a head may be rotated. experts: by whose names the config tells of a mixture. sinks, latent: see ModelSpec.
     defaults: what the class assumes where a config.json leaves a key out.
     """
 
@@ -113,7 +117,9 @@ class Architecture:
     gemma: bool = False
     local_rope: bool = False
     partial_rope: bool = False
-    experts: Literal["", "mixtral", "qwen", "qwen-shared"] = ""
+    experts: ExpertNames = ""
+    sinks: bool = False
+    latent: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -122,6 +128,21 @@ _GEMMA_DEFAULTS: Mapping[str, Any] = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "hidden_activation": "gelu_pytorch_tanh",
+}
+_GPT_OSS_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_DEEPSEEK_DEFAULTS: Mapping[str, Any] = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
 }
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -170,6 +191,45 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             local_rope=True,
             defaults={**_GEMMA_DEFAULTS, "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
         ),
+        "GptOssForCausalLM": Architecture(
+            family="gpt_oss",
+            windows="alternating",
+            flags=frozenset({"attention_bias"}),
+            experts="gpt_oss",
+            sinks=True,
+            defaults={
+                "attention_bias": True,
+                "head_dim": 64,
+                "sliding_window": 128,
+                "sliding_window_pattern": 2,
+                "rms_norm_eps": 1e-5,
+                "num_experts_per_tok": 4,
+                "rope_theta": 150000.0,
+                "rope_scaling": _GPT_OSS_ROPE,
+            },
+        ),
+        "DeepseekV2ForCausalLM": Architecture(
+            family="deepseek",
+            experts="deepseek_v2",
+            latent=True,
+            defaults={**_DEEPSEEK_DEFAULTS, "n_shared_experts": 2, "routed_scaling_factor": 1.0},
+        ),
+        "DeepseekV3ForCausalLM": Architecture(
+            family="deepseek",
+            experts="deepseek_v3",
+            latent=True,
+            defaults={
+                **_DEEPSEEK_DEFAULTS,
+                "n_shared_experts": 1,
+                "n_group": 8,
+                "topk_group": 4,
+                "num_experts_per_tok": 8,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 2.5,
+                "first_k_dense_replace": 3,
+                "rope_interleave": True,
+            },
+        ),
     }
 )
 """Every architecture that is computed, by its class in transformers. The rest is refused by name."""
@@ -187,25 +247,29 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     config = {**architecture.defaults, **config}
     _refuse_what_is_not_computed(config, architecture)
     vocab_size, hidden_size = integer(config, "vocab_size"), integer(config, "hidden_size")
-    head_count, kv_head_count, head_dim = _heads(config, hidden_size)
+    latent = _latent(config) if architecture.latent else None
+    head_count, kv_head_count, head_dim = _heads(config, hidden_size) if latent is None else _latent_heads(config, latent)
+    layers = _layers(config, architecture, head_dim if latent is None else latent.rope_width)
     biased = {name: name in architecture.flags and flag(config, name) for name in ("attention_bias", "mlp_bias")}
     gemma = architecture.gemma
-    experts = _experts(config, architecture)
+    experts = read_experts(config, architecture.experts, hidden_size)
     return ModelSpec(
         family=architecture.family,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layers=_layers(config, architecture, head_dim),
+        layers=layers,
         head_count=head_count,
         kv_head_count=kv_head_count,
         head_dim=head_dim,
         ffn_size=integer(config, "intermediate_size"),
         experts=experts,
-        expert_layers=_expert_layers(config, architecture),
-        activation=_activation(config, "hidden_activation" if gemma else "hidden_act"),
+        expert_layers=expert_layers(config, architecture.experts),
+        activation="clamped_silu" if architecture.experts == "gpt_oss" else _activation(config, "hidden_activation" if gemma else "hidden_act"),
         norm_eps=number(config, "rms_norm_eps", default=1e-6, below=1.0),
         norm_offset=1.0 if gemma else 0.0,
-        attention_scale=(number(config, "query_pre_attn_scalar", below=1e6) if gemma else head_dim) ** -0.5,
+        sinks=architecture.sinks,
+        latent=latent,
+        attention_scale=_attention_scale(config, architecture, head_dim, latent, layers[0].rope),
         attention_soft_cap=_soft_cap(config, "attn_logit_softcapping") if gemma else 0.0,
         logit_soft_cap=_soft_cap(config, "final_logit_softcapping") if gemma else 0.0,
         embedding_scale=hidden_size**0.5 if gemma else 1.0,
@@ -232,8 +296,6 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
 
 def _refuse_what_is_not_computed(config: Mapping[str, Any], architecture: Architecture) -> None:
     """Settings that change the numbers and that no program here computes; reading past them would answer from another model."""
-    if config.get("quantization_config") is not None:
-        raise UnsupportedError("quantization_config is not supported; use a checkpoint in float32, float16 or bfloat16, or a GGUF file")
     window = config.get("sliding_window")
     if architecture.windows == "none" and window is not None and integer(config, "sliding_window") < integer(config, "max_position_embeddings"):
         raise UnsupportedError(
@@ -265,39 +327,39 @@ def _heads(config: Mapping[str, Any], hidden_size: int) -> tuple[int, int, int]:
     return head_count, kv_head_count, head_dim
 
 
-def _experts(config: Mapping[str, Any], architecture: Architecture) -> Experts | None:
-    if not architecture.experts:
-        return None
-    mixtral = architecture.experts == "mixtral"
-    count = integer(config, "num_local_experts" if mixtral else "num_experts", most=EXPERTS_MAX)
-    top_k = integer(config, "num_experts_per_tok")
-    if top_k > count:
-        raise CheckpointError(f"num_experts_per_tok must be at most the number of experts, got {top_k} of {count}; check the model's config")
-    experts = Experts(
-        count=count,
-        top_k=top_k,
-        ffn_size=integer(config, "intermediate_size" if mixtral else "moe_intermediate_size"),
-        renormalise=mixtral or flag(config, "norm_topk_prob"),
-        shared_ffn_size=integer(config, "shared_expert_intermediate_size") if architecture.experts == "qwen-shared" else 0,
+def _latent(config: Mapping[str, Any]) -> Latent:
+    latent = Latent(
+        kv_rank=integer(config, "kv_lora_rank"),
+        rope_width=integer(config, "qk_rope_head_dim"),
+        plain_width=integer(config, "qk_nope_head_dim"),
+        value_width=integer(config, "v_head_dim"),
+        query_rank=0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank"),
+        interleaved="rope_interleave" not in config or flag(config, "rope_interleave"),
     )
-    if experts.ffn_size % 32 or integer(config, "hidden_size") % 64:
-        raise UnsupportedError(
-            f"experts of width {experts.ffn_size} on a hidden size of {config['hidden_size']} are not supported; "
-            "supported are multiples of 32 and of 64"
-        )
-    return experts
+    if latent.rope_width % 2:
+        raise CheckpointError(f"qk_rope_head_dim must be even, since rotary embeddings turn pairs, got {latent.rope_width}; check the model's config")
+    if latent.kv_rank % 64 or latent.value_width % 64:
+        raise UnsupportedError(f"kv_lora_rank {latent.kv_rank} and v_head_dim {latent.value_width} are not supported; supported are multiples of 64")
+    if flag(config, "attention_bias") or flag(config, "mlp_bias"):
+        raise UnsupportedError("attention_bias and mlp_bias are not supported for this architecture, whose published models have none")
+    return latent
 
 
-def _expert_layers(config: Mapping[str, Any], architecture: Architecture) -> frozenset[int]:
-    """All, or by Qwen's names every so-manieth but for those that are listed."""
-    layers = range(integer(config, "num_hidden_layers", most=LAYERS_MAX))
-    if not architecture.experts.startswith("qwen"):
-        return frozenset(layers if architecture.experts else ())
-    dense = config.get("mlp_only_layers") or ()
-    if not isinstance(dense, (list, tuple)) or not all(type(layer) is int for layer in dense):
-        raise CheckpointError(f"mlp_only_layers must be a list of layers, got {dense!r:.200}; check the model's config")
-    every = integer(config, "decoder_sparse_step", default=1)
-    return frozenset(layer for layer in layers if layer not in dense and (layer + 1) % every == 0)
+def _latent_heads(config: Mapping[str, Any], latent: Latent) -> tuple[int, int, int]:
+    """Query heads, KV heads, width of a head, as the cache sees them."""
+    width = latent.rope_width + latent.kv_rank
+    if width > LATENT_WIDTH_MAX:
+        raise UnsupportedError(f"qk_rope_head_dim + kv_lora_rank of {width} is not supported; supported is at most {LATENT_WIDTH_MAX}")
+    return integer(config, "num_attention_heads"), 1, width
+
+
+def _attention_scale(config: Mapping[str, Any], architecture: Architecture, head_dim: int, latent: Latent | None, rope: Rope) -> float:
+    if architecture.gemma:
+        return float(number(config, "query_pre_attn_scalar", below=1e6) ** -0.5)
+    if latent is None:
+        return float(head_dim**-0.5)
+    stretch = rope.scaling.score_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    return float((latent.plain_width + latent.rope_width) ** -0.5 * stretch)
 
 
 def _soft_cap(config: Mapping[str, Any], key: str) -> float:

@@ -90,7 +90,7 @@ def parse_split(text: str, layer_count: int) -> tuple[range, ...]:
 
 def kv_bytes_per_block(program: Program, dtype: DType, block_size: int) -> int:
     """Bytes that one block of `block_size` positions takes in a stage's KV pool: keys and values of all its layers."""
-    return sum(2 * layer.kv_heads * layer.head_dim for layer in program.kv_layers) * block_size * item_bytes(dtype)
+    return sum(layer.width for layer in program.kv_layers) * block_size * item_bytes(dtype)
 
 
 def item_bytes(dtype: DType) -> int:

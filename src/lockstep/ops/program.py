@@ -44,11 +44,18 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayer:
-    """One layer's KV cache as attention sees it. group: the KV group whose block table addresses it (0 = full attention)."""
+    """One layer's KV cache as attention sees it. group: the KV group whose block table addresses it (0 = full attention). latent: above 0, a value
+    is the last so many elements of its key and takes no room of its own (multi-head latent attention)."""
 
     kv_heads: int
     head_dim: int
     group: int = 0
+    latent: int = 0
+
+    @property
+    def width(self) -> int:
+        """Elements that one position takes."""
+        return self.kv_heads * self.head_dim * (1 if self.latent else 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +114,9 @@ class ProgramBuilder:
         self._weights[name] = Weight(name=name, rows=rows, columns=columns, roles=roles)
         return name
 
-    def kv_layer(self, kv_heads: int, head_dim: int, group: int = 0) -> int:
+    def kv_layer(self, kv_heads: int, head_dim: int, group: int = 0, latent: int = 0) -> int:
         """Add a KV cache layer; returns its index among this stage's layers."""
-        self._kv_layers.append(KVLayer(kv_heads=kv_heads, head_dim=head_dim, group=group))
+        self._kv_layers.append(KVLayer(kv_heads=kv_heads, head_dim=head_dim, group=group, latent=latent))
         return len(self._kv_layers) - 1
 
     def input(self, name: str) -> str:

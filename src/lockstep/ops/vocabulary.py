@@ -57,6 +57,15 @@ OPS: dict[str, OpSpec] = {
         "round() is to the matrix's dtype: none for float32, to bfloat16 for bfloat16. The bias is kept in float32. x and y never share memory.",
         optional_weights=1,
     ),
+    "head_linear": OpSpec(
+        ("x",),
+        ("y",),
+        ("matrix",),
+        ("heads",),
+        "x[T, heads * (P + K)] -> y[T, heads * (P + N)], P = passed: of each head's values the first P pass as they are, the others are multiplied "
+        "by the head's own N rows of matrix[heads * N, K], as `linear` does. N is a multiple of 64. x and y never share memory.",
+        defaults={"passed": 0},
+    ),
     "rope_write": OpSpec(
         ("qkv",),
         ("q",),
@@ -71,16 +80,27 @@ OPS: dict[str, OpSpec] = {
         "not read from a file.",
         defaults={"magnitude": 1.0},
     ),
+    "latent_write": OpSpec(
+        ("queries", "keys"),
+        ("q",),
+        ("inverse_frequencies",),
+        ("kv_layer", "heads", "kv_heads", "head_dim"),
+        "`rope_write` for a KV layer whose values are the last elements of its keys: queries[T, heads * head_dim] and keys[T, kv_heads * head_dim] "
+        "are rotated and written in the same way, and no values beside them.",
+        defaults={"magnitude": 1.0},
+    ),
     "paged_attention": OpSpec(
         ("q",),
         ("y",),
-        (),
+        ("sinks",),
         ("kv_layer", "heads", "kv_heads", "head_dim", "scale"),
         "Causal attention with grouped heads (query head h reads KV head h // (heads / kv_heads)): for a token at position p, over "
         "positions 0..p of its row, of which with a window above 0 only the last `window` count (p itself is one of them), "
         "y = softmax(cap(scale * q . k)) @ v, everything in float32 on KV widened from its dtype; cap(s) is s, or with a soft_cap above 0 "
         "soft_cap * tanh(s / soft_cap). Keys are walked in tiles at fixed absolute positions, "
-        "the same whatever the chunk, batch, block size or thread count. What lies outside the window is never read.",
+        "the same whatever the chunk, batch, block size or thread count. What lies outside the window is never read. A latent KV layer's v is the "
+        "last elements of its k, and y[T, heads * latent]. sinks[heads]: each head's score of one more key that every token sees, without a value.",
+        optional_weights=1,
         defaults={"window": 0, "soft_cap": 0.0},
     ),
     "gated_activation": OpSpec(
@@ -89,7 +109,8 @@ OPS: dict[str, OpSpec] = {
         (),
         ("kind",),
         "gate_up[T, 2 * F] holds gate then up. kind 'silu': y[T, F] = gate / (1 + exp(-gate)) * up. kind 'gelu_tanh': "
-        "y = gate * (1 + tanh(z)) / 2 * up, z = sqrt(2 / pi) * (gate + 0.044715 * gate ** 3).",
+        "y = gate * (1 + tanh(z)) / 2 * up, z = sqrt(2 / pi) * (gate + 0.044715 * gate ** 3). kind 'clamped_silu': gate = min(gate, 7) and up in "
+        "-7 .. 7, then y = gate / (1 + exp(-1.702 * gate)) * (up + 1).",
     ),
     "soft_cap": OpSpec(
         ("x",),
@@ -115,13 +136,14 @@ OPS: dict[str, OpSpec] = {
     "experts": OpSpec(
         ("x", "routing"),
         ("y",),
-        ("gate_up", "down"),
+        ("gate_up", "down", "gate_up_bias", "down_bias"),
         ("expert_count", "top_k", "kind", "accumulate"),
         "y[T, H] = sum over a token's experts e of w * down[e] @ gated_activation(gate_up[e] @ round(x)), in ascending order of e, each term rounded "
         "and then added to what stands there: 0, or with accumulate what y held. Experts and weights w are routing's, as `route` writes it. "
-        "gate_up holds the experts' matrices [2 * F, H] one below the other, down those of [H, F]; products, rounding and activation are those of "
-        "`linear` and `gated_activation`, without biases. 2 * F and H are multiples of 64. An id outside [0, expert_count), or ids that do not "
-        "ascend, are an error. x and y never share memory.",
+        "gate_up holds the experts' matrices [2 * F, H] one below the other, down those of [H, F]; the biases, both or none, go with their rows; "
+        "products, rounding and activation are those of `linear` and `gated_activation`. 2 * F and H are multiples of 64. An id outside [0, "
+        "expert_count), or ids that do not ascend, are an error. x and y never share memory.",
+        optional_weights=2,
     ),
     "select": OpSpec(
         ("x",),

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.errors import CheckpointError, UnsupportedError
+from lockstep.errors import CheckpointError
 from lockstep.weights.mapped_file import content_hash, map_file
+from lockstep.weights.quantised import Pair, Scheme, scheme_of
 from lockstep.weights.safetensors_file import SafetensorsFile, open_safetensors
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -27,7 +28,7 @@ class FolderCheckpoint:
     """One folder. Opening it reads config files and safetensors headers; `read` touches the bytes of one tensor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError for missing or damaged files, UnsupportedError for quantised folders."""
+        """Raises CheckpointError for missing or damaged files, UnsupportedError for folders quantised in a way that is not read."""
         self.path = path
         self._fingerprint: str | None = None
         if not (path / "config.json").is_file():
@@ -35,23 +36,29 @@ class FolderCheckpoint:
             hint = f"to use the GGUF file in it, name the file: {path / loose[0]}" if loose else "name the folder that holds the model's files"
             raise CheckpointError(f"{path}: expected a config.json in the folder, found none; {hint}")
         self.config: Mapping[str, Any] = read_json_object(path / "config.json")
-        if self.config.get("quantization_config"):
-            raise UnsupportedError(
-                f"{path}: config.json has a quantization_config; use the unquantised checkpoint in F32, F16 or BF16, or a GGUF file"
-            )
+        self._scheme = scheme_of(self.config)
         generation = path / "generation_config.json"
         self.generation_config: Mapping[str, Any] = read_json_object(generation) if generation.is_file() else {}
         self.tokenizer_source: Path = path
         self._files, self._file_of = _open_shards(path)
+        self._pairs = {} if self._scheme is None else {name: self._pair(self._scheme, name) for name in self._scheme.quantised(self._file_of)}
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self._file_of)
+        stored = {part for pair in self._pairs.values() for part in (pair.codes, pair.scales)}
+        return (*(name for name in self._file_of if name not in stored), *self._pairs)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._pairs and self._scheme is not None:
+            return self._scheme.shape(self._pairs[name])
         return self._file(name).tensors[name].shape
 
     def read(self, name: str) -> NDArray[np.float32]:
         """float32 in the shape of `shape(name)`; may be a read-only view of the file."""
+        if name in self._pairs and self._scheme is not None:
+            scheme, pair = self._scheme, self._pairs[name]
+            scheme.shape(pair)
+            codes = self._file(pair.codes).read_bytes(pair.codes, scheme.codes_type)
+            return scheme.widen(codes, self._file(pair.scales).read_bytes(pair.scales, scheme.scales_type))
         return self._file(name).read(name)
 
     def fingerprint(self) -> str:
@@ -63,6 +70,11 @@ class FolderCheckpoint:
                     parts[name] = map_file(self.path / name)
             self._fingerprint = content_hash(parts)
         return self._fingerprint
+
+    def _pair(self, scheme: Scheme, name: str) -> Pair:
+        codes, scales = scheme.names_of(name)
+        shapes = (self._file(part).tensors[part].shape for part in (codes, scales))
+        return Pair(codes=codes, codes_shape=next(shapes), scales=scales, scales_shape=next(shapes))
 
     def _file(self, name: str) -> SafetensorsFile:
         if name not in self._file_of:

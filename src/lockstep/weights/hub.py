@@ -29,6 +29,7 @@ from lockstep.weights.hub_errors import FAILURES, HTTP_ERROR, endpoint_of, expla
 from lockstep.weights.hub_files import choose_gguf, is_folder_model, listed, refuse_pickle, small_files, whole_weights
 from lockstep.weights.hub_names import HubName, HubOptions
 from lockstep.weights.hub_progress import DownloadProgress, readable_bytes
+from lockstep.weights.quantised import scheme_of
 
 FILES_AT_ONCE = 4
 HASH_CHUNK_BYTES = 4 << 20
@@ -59,8 +60,8 @@ def _place(snapshot: _Snapshot, name: HubName, *, tokenizer_only: bool) -> Path:
     if name.variant is None and is_folder_model(names):
         folder = snapshot.get(small_files(names), shown=False)
         config = read_json_object(folder / "config.json")
-        if not config.get("quantization_config"):  # a folder with one is refused by its reader, which says more
-            spec_from_config(config)
+        scheme_of(config)
+        spec_from_config(config)
         indexed = INDEX_NAME in names
         weights = sorted({*read_weight_map(folder / INDEX_NAME).values()}) if indexed else [whole_weights(names, snapshot.label)]
         return snapshot.get(weights)

@@ -53,8 +53,19 @@ class SafetensorsFile:
             raise UnsupportedError(
                 f"{self.path}: tensor {name!r} has type {tensor.dtype}, which is not supported; use a checkpoint in {', '.join(READABLE)}"
             )
-        raw = np.frombuffer(self.data, np.uint8, tensor.end - tensor.start, tensor.start)
-        return FORMATS[tensor.dtype].widen(raw).reshape(tensor.shape)
+        return FORMATS[tensor.dtype].widen(self._bytes(tensor)).reshape(tensor.shape)
+
+    def read_bytes(self, name: str, dtype: str) -> NDArray[np.uint8]:
+        """uint8 in the stored shape, with a last axis more where a number has several bytes. Raises CheckpointError if the tensor has another
+        type."""
+        tensor = self.tensors[name]
+        if tensor.dtype != dtype:
+            raise CheckpointError(f"{self.path}: tensor {name!r} has type {tensor.dtype}, expected {dtype}; copy or download the file again")
+        size = _VALUE_BYTES[dtype]
+        return self._bytes(tensor).reshape(tensor.shape if size == 1 else (*tensor.shape, size))
+
+    def _bytes(self, tensor: StoredTensor) -> NDArray[np.uint8]:
+        return np.frombuffer(self.data, np.uint8, tensor.end - tensor.start, tensor.start)
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:

@@ -26,18 +26,21 @@ class OpKind(Enum):
     embed = 0
     rms_norm = 1
     linear = 2
-    rope_write = 3
-    paged_attention = 4
-    gated_activation = 5
-    soft_cap = 6
-    route = 7
-    experts = 8
-    select = 9
-    sample = 10
+    head_linear = 3
+    rope_write = 4
+    latent_write = 5
+    paged_attention = 6
+    gated_activation = 7
+    soft_cap = 8
+    route = 9
+    experts = 10
+    select = 11
+    sample = 12
 
 class Activation(Enum):
     silu = 0
     gelu_tanh = 1
+    clamped_silu = 2
 
 class PackedWeight:
     @property
@@ -66,13 +69,16 @@ class OpCall:
         window: int = 0,
         soft_cap: float = 0.0,
         activation: Activation = ...,
-        routing: int = -1,
+        second: int = -1,
         expert_count: int = 0,
         top_k: int = 0,
         sigmoid: bool = False,
         renormalise: bool = False,
         groups_kept: int = 0,
         group_best: int = 0,
+        passed: int = 0,
+        gate_up_bias: PackedWeight | None = None,
+        down_bias: PackedWeight | None = None,
     ) -> None: ...
 
 class Executable:
@@ -85,7 +91,7 @@ class Executable:
         block_counts: list[int],
         threads: int,
         buffers: list[tuple[bool, int]],
-        kv_layers: list[tuple[int, int, int]],
+        kv_layers: list[tuple[int, int, int, int]],
         ops: list[OpCall],
     ) -> None: ...
     def run(

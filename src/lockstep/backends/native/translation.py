@@ -13,15 +13,15 @@ from lockstep.ops.vocabulary import Attribute
 
 # The attribute that an op's record holds as `number`, and as `scale`.
 _NUMBER: Mapping[str, str] = MappingProxyType({"rms_norm": "eps", "paged_attention": "scale", "soft_cap": "cap"})
-_SCALE: Mapping[str, str] = MappingProxyType({"embed": "scale", "rope_write": "magnitude", "route": "scale"})
+_SCALE: Mapping[str, str] = MappingProxyType({"embed": "scale", "rope_write": "magnitude", "latent_write": "magnitude", "route": "scale"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translated:
-    """buffers: (one row a sample, width). kv_layers: (kv_heads, head_dim, group)."""
+    """buffers: (one row a sample, width). kv_layers: (kv_heads, head_dim, group, latent)."""
 
     buffers: list[tuple[bool, int]]
-    kv_layers: list[tuple[int, int, int]]
+    kv_layers: list[tuple[int, int, int, int]]
     ops: list[_kernels.OpCall]
 
 
@@ -30,7 +30,7 @@ def translate(program: Program, weights: Mapping[str, _kernels.PackedWeight]) ->
     index = {name: i for i, name in enumerate(program.buffers)}
     return Translated(
         buffers=[(buffer.axis == "S", buffer.width) for buffer in program.buffers.values()],
-        kv_layers=[(layer.kv_heads, layer.head_dim, layer.group) for layer in program.kv_layers],
+        kv_layers=[(layer.kv_heads, layer.head_dim, layer.group, layer.latent) for layer in program.kv_layers],
         ops=[_translate_op(program, op, index, weights) for op in program.ops],
     )
 
@@ -42,8 +42,8 @@ def _translate_op(program: Program, op: Op, index: Mapping[str, int], weights: M
     for name in op.weights:
         if name not in weights:
             raise InternalError(f"{op.kind}: weight {name!r} was not packed by the native backend")
-    attributes = op.attributes
-    if op.kind in ("rope_write", "paged_attention"):
+    attributes, given = op.attributes, [*(weights[name] for name in op.weights), None, None, None, None]
+    if "kv_layer" in attributes:
         layer = program.kv_layers[int(attributes["kv_layer"])]
         if (attributes["kv_heads"], attributes["head_dim"]) != (layer.kv_heads, layer.head_dim):
             raise InternalError(f"{op.kind}: attributes {dict(attributes)} do not fit KV layer {layer}")
@@ -51,8 +51,10 @@ def _translate_op(program: Program, op: Op, index: Mapping[str, int], weights: M
         kind=kind,
         input=index[op.inputs[0]] if op.inputs else -1,
         output=index[op.outputs[0]] if op.outputs else -1,
-        weight=weights[op.weights[0]] if op.weights else None,
-        bias=weights[op.weights[1]] if len(op.weights) > 1 else None,
+        weight=given[0],
+        bias=given[1],
+        gate_up_bias=given[2],
+        down_bias=given[3],
         accumulate=bool(attributes.get("accumulate", False)),
         number=float(attributes[_NUMBER[op.kind]]) if op.kind in _NUMBER else 0.0,
         kv_layer=int(attributes.get("kv_layer", -1)),
@@ -64,7 +66,8 @@ def _translate_op(program: Program, op: Op, index: Mapping[str, int], weights: M
         window=int(attributes.get("window", 0)),
         soft_cap=float(attributes.get("soft_cap", 0.0)),
         activation=_activation(attributes["kind"]) if op.kind in ("gated_activation", "experts") else _kernels.Activation.silu,
-        routing=index[op.inputs[1]] if op.kind == "experts" else -1,
+        second=index[op.inputs[1]] if len(op.inputs) > 1 else -1,
+        passed=int(attributes.get("passed", 0)),
         expert_count=int(attributes.get("expert_count", 0)),
         top_k=int(attributes.get("top_k", 0)),
         sigmoid=_scoring(attributes["scoring"]) if op.kind == "route" else False,

@@ -66,7 +66,7 @@ class ReferenceExecutable:
 
     @property
     def kv_bytes(self) -> int:
-        return sum(2 * pool.keys.numel() * pool.keys.element_size() for pool in self._pools)
+        return sum((1 if pool.latent else 2) * pool.keys.numel() * pool.keys.element_size() for pool in self._pools)
 
     def read_buffer(self, name: str, rows: int) -> F32:
         if name not in self._buffers or not 0 <= rows <= len(self._buffers[name]):
@@ -129,5 +129,6 @@ class ReferenceExecutable:
 def _kv_pool(layer: KVLayer, dtype: DType, limits: Limits, device: torch.device) -> KVPool:
     """Not a number until written: attention over an unwritten position shows at once."""
     shape = (limits.block_counts[layer.group] * limits.block_size, layer.kv_heads, layer.head_dim)
-    keys, values = (torch.full(shape, torch.nan, dtype=TORCH_DTYPE[dtype], device=device) for _ in range(2))
-    return KVPool(keys=keys, values=values, group=layer.group)
+    keys = torch.full(shape, torch.nan, dtype=TORCH_DTYPE[dtype], device=device)
+    values = keys[..., -layer.latent :] if layer.latent else torch.full_like(keys, torch.nan)
+    return KVPool(keys=keys, values=values, group=layer.group, latent=bool(layer.latent))

@@ -44,11 +44,12 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPool:
-    """One layer's keys and values in the KV dtype, [positions in the pool, G, D]."""
+    """One layer's keys and values in the KV dtype, [positions in the pool, G, D]; latent: values are a view of the keys' last elements."""
 
     keys: Tensor
     values: Tensor
     group: int
+    latent: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +107,41 @@ def linear(call: Call) -> Tensor:
     return y_TN
 
 
+def head_linear(call: Call) -> Tensor:
+    matrix, heads, passed = call.weights[0], int(call.attributes["heads"]), int(call.attributes["passed"])
+    x_THK, rows = call.inputs[0].unflatten(-1, (heads, -1)), matrix.rows // heads
+    parts = []
+    for head in range(heads):
+        x_TK = x_THK[:, head, passed:].to(TORCH_DTYPE[matrix.dtype]).float().contiguous()
+        own = padded_matrix(matrix.values[head * rows : (head + 1) * rows])
+        parts += [x_THK[:, head, :passed], rows_times_matrix(x_TK, own, rows)]
+    return torch.cat(parts, -1)
+
+
 def rope_write(call: Call) -> Tensor:
     """Returns the rotated queries; writes keys and values to the pool."""
-    step, (qkv,) = call.step, call.inputs
-    heads, kv_heads, head_dim = (int(call.attributes[name]) for name in ("heads", "kv_heads", "head_dim"))
-    queries, keys, values = (
-        part.unflatten(-1, (-1, head_dim)) for part in qkv.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], -1)
-    )
+    head_dim, kv_width = int(call.attributes["head_dim"]), int(call.attributes["kv_heads"]) * int(call.attributes["head_dim"])
+    queries, keys, values = call.inputs[0].split([call.inputs[0].shape[-1] - 2 * kv_width, kv_width, kv_width], -1)
+    return _rotate_and_write(call, queries, keys, values.unflatten(-1, (-1, head_dim)))
+
+
+def latent_write(call: Call) -> Tensor:
+    """Returns the rotated queries; writes keys to the pool."""
+    queries, keys = call.inputs
+    return _rotate_and_write(call, queries, keys, None)
+
+
+def _rotate_and_write(call: Call, queries: Tensor, keys: Tensor, values: Tensor | None) -> Tensor:
+    step, head_dim = call.step, int(call.attributes["head_dim"])
     angles_T1D = (step.positions.float()[:, None] * call.weights[0].values)[:, None, :]
     magnitude = float(call.attributes["magnitude"])
     cos, sin = elementwise(torch.cos, angles_T1D) * magnitude, elementwise(torch.sin, angles_T1D) * magnitude
     pool = step.pools[int(call.attributes["kv_layer"])]
     place_T = step.kv_index[pool.group][step.row_of_token, step.positions]
-    pool.keys[place_T] = _rotated(keys, cos, sin).to(pool.keys.dtype)
-    pool.values[place_T] = values.to(pool.values.dtype)
-    return _rotated(queries, cos, sin).flatten(1)
+    pool.keys[place_T] = _rotated(keys.unflatten(-1, (-1, head_dim)), cos, sin).to(pool.keys.dtype)
+    if values is not None:
+        pool.values[place_T] = values.to(pool.values.dtype)
+    return _rotated(queries.unflatten(-1, (-1, head_dim)), cos, sin).flatten(1)
 
 
 def _rotated(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -136,22 +157,29 @@ def paged_attention(call: Call) -> Tensor:
     scale, soft_cap = float(call.attributes["scale"]), float(call.attributes["soft_cap"])
     pool = step.pools[int(call.attributes["kv_layer"])]
     queries_TGQD = queries.unflatten(-1, (kv_heads, -1, head_dim))
-    y = torch.empty_like(queries_TGQD)
+    y = queries_TGQD.new_empty((*queries_TGQD.shape[:-1], pool.values.shape[-1]))
+    sinks_GQ = call.weights[0].values[0].unflatten(0, (kv_heads, -1)) if call.weights else None
     for token, (row, position) in enumerate(zip(step.row_of_token.tolist(), step.positions.tolist(), strict=True)):
         first = max(0, position + 1 - window) if window else 0
         place_P = step.kv_index[pool.group][row, first : position + 1]
         keys_GPD, values_GPD = pool.keys[place_P].float().transpose(0, 1), pool.values[place_P].float().transpose(0, 1)
-        y[token] = _attended(queries_TGQD[token], keys_GPD, values_GPD, scale, soft_cap)
+        y[token] = _attended(queries_TGQD[token], keys_GPD, values_GPD, scale, soft_cap, sinks_GQ)
     return y.flatten(1)
 
 
-def _attended(query_GQD: Tensor, keys_GPD: Tensor, values_GPD: Tensor, scale: float, soft_cap: float) -> Tensor:
+def _attended(query_GQD: Tensor, keys_GPD: Tensor, values_GPD: Tensor, scale: float, soft_cap: float, sinks_GQ: Tensor | None) -> Tensor:
     """softmax(cap(scale * q . k)) @ v of one token, over all the positions given."""
     scores_GQP = fold(query_GQD[:, :, None, :] * keys_GPD[:, None], -1) * scale
     if soft_cap:
         scores_GQP = elementwise(torch.tanh, scores_GQP / soft_cap) * soft_cap
-    weights_GQP = elementwise(torch.exp, scores_GQP - scores_GQP.amax(-1, keepdim=True))
-    return fold(weights_GQP[..., None] * values_GPD[:, None], -2) / fold(weights_GQP, -1)[..., None]
+    largest_GQ1 = scores_GQP.amax(-1, keepdim=True)
+    if sinks_GQ is not None:
+        largest_GQ1 = torch.maximum(largest_GQ1, sinks_GQ[..., None])
+    weights_GQP = elementwise(torch.exp, scores_GQP - largest_GQ1)
+    totals_GQ1 = fold(weights_GQP, -1)[..., None]
+    if sinks_GQ is not None:
+        totals_GQ1 = totals_GQ1 + elementwise(torch.exp, sinks_GQ[..., None] - largest_GQ1)
+    return fold(weights_GQP[..., None] * values_GPD[:, None], -2) / totals_GQ1
 
 
 def gated_activation(call: Call) -> Tensor:
@@ -163,6 +191,9 @@ def _gated(gate_up: Tensor, kind: Attribute) -> Tensor:
     if kind == "gelu_tanh":
         z_TF = (gate_TF + gate_TF * gate_TF * gate_TF * 0.044715) * math.sqrt(2.0 / math.pi)
         return gate_TF * (1.0 + elementwise(torch.tanh, z_TF)) * 0.5 * up_TF
+    if kind == "clamped_silu":
+        gate_TF, up_TF = gate_TF.clamp(max=7.0), up_TF.clamp(-7.0, 7.0)
+        return gate_TF / (1.0 + elementwise(torch.exp, -(gate_TF * 1.702))) * (up_TF + 1.0)
     assert kind == "silu", kind
     return gate_TF / (1.0 + elementwise(torch.exp, -gate_TF)) * up_TF
 
@@ -204,7 +235,7 @@ def _best(values: Tensor, count: int) -> Tensor:
 
 
 def experts(call: Call) -> Tensor:
-    (x_TH, routing), (gate_up, down) = call.inputs, call.weights
+    (x_TH, routing), (gate_up, down), biases = call.inputs, call.weights[:2], call.weights[2:]
     count, top_k = int(call.attributes["expert_count"]), int(call.attributes["top_k"])
     dtype, width, ffn = TORCH_DTYPE[down.dtype], x_TH.shape[1], down.columns
     assert call.held is not None, "experts always has an output"
@@ -216,8 +247,10 @@ def experts(call: Call) -> Tensor:
         tokens, weights = chosen[:, 0], routing[chosen[:, 0], top_k + chosen[:, 1]]
         own = slice(expert * 2 * ffn, (expert + 1) * 2 * ffn)
         both = rows_times_matrix(x_TH[tokens].to(dtype).float(), padded_matrix(gate_up.values[own]), 2 * ffn)
-        activated = _gated(both, call.attributes["kind"])
-        out = rows_times_matrix(activated.to(dtype).float(), padded_matrix(down.values[expert * width : (expert + 1) * width]), width)
+        both = both + biases[0].values[0, own] if biases else both
+        activated, own = _gated(both, call.attributes["kind"]), slice(expert * width, (expert + 1) * width)
+        out = rows_times_matrix(activated.to(dtype).float(), padded_matrix(down.values[own]), width)
+        out = out + biases[1].values[0, own] if biases else out
         y_TH[tokens] = y_TH[tokens] + weights[:, None] * out
     return y_TH
 

@@ -19,6 +19,7 @@ from lockstep.ops.step import F32, LogitEdits, SampleOutputs, SamplingInputs, St
 
 _BLOCK_SIZE = 4
 _BLOCK_COUNT = 64
+_KINDS = ("silu", "gelu_tanh", "clamped_silu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +112,28 @@ def linear_case(seed: int) -> OpCase:
     return _case(draw, builder, [_step(draw, lengths=(int(draw.integers(1, 40)), 1), widths=widths)], ("y",))
 
 
+def head_linear_case(seed: int) -> OpCase:
+    """Half of the seeds pass some values of each head."""
+    draw = np.random.default_rng(seed)
+    heads, columns, rows, passed = int(draw.integers(1, 5)), int(draw.integers(1, 200)), 64 * int(draw.integers(1, 3)), 6 if seed % 2 else 0
+    builder = ProgramBuilder()
+    x = builder.input(builder.buffer("x", "T", heads * (passed + columns)))
+    y = builder.output(builder.buffer("y", "T", heads * (passed + rows)))
+    builder.call("head_linear", (x,), (y,), (builder.weight("matrix", heads * rows, columns, "matrix"),), heads=heads, passed=passed)
+    widths = {"x": heads * (passed + columns)}
+    return _case(draw, builder, [_step(draw, lengths=(int(draw.integers(1, 40)), 1), widths=widths)], ("y",))
+
+
 def rope_write_case(seed: int) -> OpCase:
     return _attention_case(seed, watched=("q",))
 
 
+def latent_write_case(seed: int) -> OpCase:
+    return _attention_case(seed, watched=("q",), latent=True)
+
+
 def paged_attention_case(seed: int) -> OpCase:
-    return _attention_case(seed, watched=("y",))
+    return _attention_case(seed, watched=("y",), latent=seed % 5 == 4)
 
 
 def gated_activation_case(seed: int) -> OpCase:
@@ -124,7 +141,7 @@ def gated_activation_case(seed: int) -> OpCase:
     width = int(draw.integers(1, 200))
     builder = ProgramBuilder()
     x, y = builder.input(builder.buffer("x", "T", 2 * width)), builder.output(builder.buffer("y", "T", width))
-    builder.call("gated_activation", (x,), (y,), kind="gelu_tanh" if seed % 2 else "silu")
+    builder.call("gated_activation", (x,), (y,), kind=_KINDS[seed % 3])
     return _case(draw, builder, [_step(draw, lengths=(9,), widths={"x": 2 * width}, scale=4.0)], ("y",))
 
 
@@ -161,7 +178,7 @@ def route_case(seed: int) -> OpCase:
 
 
 def experts_case(seed: int) -> OpCase:
-    """Behind a router of its own, since ids must be ids. Half of the seeds accumulate."""
+    """Behind a router of its own, since ids must be ids. Half of the seeds accumulate; two of five have biases."""
     draw = np.random.default_rng(seed)
     count, top_k, width, ffn = int(draw.integers(2, 9)), int(draw.integers(1, 3)), 64, 32 * int(draw.integers(1, 4))
     builder = ProgramBuilder()
@@ -171,8 +188,13 @@ def experts_case(seed: int) -> OpCase:
     if seed % 2:
         widths[builder.input(y)] = width
     builder.call("route", (logits,), (routing,), expert_count=count, top_k=top_k, scoring="softmax", renormalise=True)
-    matrices = (builder.weight("gate_up", count * 2 * ffn, width, "matrix"), builder.weight("down", count * width, ffn, "matrix"))
-    settings = {"kind": "gelu_tanh" if seed // 2 % 2 else "silu", "accumulate": bool(seed % 2)}
+    matrices: tuple[str, ...] = (builder.weight("gate_up", count * 2 * ffn, width, "matrix"), builder.weight("down", count * width, ffn, "matrix"))
+    if seed % 5 < 2:
+        matrices += (
+            builder.weight("gate_up_bias", 1, count * 2 * ffn, "vector"),
+            builder.weight("down_bias", 1, count * width, "vector"),
+        )
+    settings: dict[str, str | bool] = {"kind": _KINDS[seed // 2 % 3], "accumulate": bool(seed % 2)}
     builder.call("experts", (x, routing), (y,), matrices, expert_count=count, top_k=top_k, **settings)
     return _case(draw, builder, [_step(draw, lengths=(int(draw.integers(1, 30)), 1), widths=widths)], ("y",))
 
@@ -227,23 +249,26 @@ def _edits(draw: np.random.Generator, samples: int, vocabulary: int) -> LogitEdi
     )
 
 
-def _attention_case(seed: int, watched: tuple[str, ...]) -> OpCase:
-    """rope_write and paged_attention together, since only the pair can be seen from outside: a prefill, then chunks and single tokens after it.
-    Seeds take turns in having a window, a soft cap, and heads of which a part is rotated, by a cosine and sine with a magnitude."""
+def _attention_case(seed: int, watched: tuple[str, ...], *, latent: bool = False) -> OpCase:
+    """rope_write or latent_write and paged_attention together, since only the pair can be seen from outside: a prefill, then chunks and single tokens
+    after it. Seeds take turns in having a window, a soft cap, sinks, and heads of which a part is rotated, by a cosine and sine with a magnitude."""
     draw = np.random.default_rng(seed)
     kv_heads, group, head_dim = int(draw.integers(1, 4)), int(draw.integers(1, 4)), 2 * int(draw.integers(1, 40))
     heads = kv_heads * group
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     builder = ProgramBuilder()
-    qkv = builder.input(builder.buffer("qkv", "T", (heads + 2 * kv_heads) * head_dim))
-    q, y = builder.buffer("q", "T", heads * head_dim), builder.output(builder.buffer("y", "T", heads * head_dim))
-    sizes["kv_layer"] = builder.kv_layer(kv_heads, head_dim)
+    value_dim = head_dim // 2 + 1 if latent else head_dim
+    widths = {"queries": heads * head_dim, "keys": kv_heads * head_dim} if latent else {"qkv": (heads + 2 * kv_heads) * head_dim}
+    given = tuple(builder.input(builder.buffer(name, "T", width)) for name, width in widths.items())
+    q, y = builder.buffer("q", "T", heads * head_dim), builder.output(builder.buffer("y", "T", heads * value_dim))
+    sizes["kv_layer"] = builder.kv_layer(kv_heads, head_dim, latent=value_dim if latent else 0)
     half = (head_dim // 2 + 1) // 2 if seed % 4 > 1 else head_dim // 2
     window, soft_cap, magnitude = (0, 1, 9, 33)[seed % 4], 2.0 if seed % 3 else 0.0, 1.25 if seed % 4 > 1 else 1.0
-    builder.call("rope_write", (qkv,), (q,), (builder.weight("frequencies", 1, half, "vector"),), **sizes, magnitude=magnitude)
-    builder.call("paged_attention", (q,), (y,), (), **sizes, scale=head_dim**-0.5, window=window, soft_cap=soft_cap)
+    write = "latent_write" if latent else "rope_write"
+    builder.call(write, given, (q,), (builder.weight("frequencies", 1, half, "vector"),), **sizes, magnitude=magnitude)
+    sinks = (builder.weight("sinks", 1, heads, "vector"),) if seed % 5 > 2 else ()
+    builder.call("paged_attention", (q,), (y,), sinks, **sizes, scale=head_dim**-0.5, window=window, soft_cap=soft_cap)
     tables = draw.permutation(_BLOCK_COUNT)[:60].reshape(3, 20).astype(np.int32)
-    widths = {"qkv": builder.build().buffers["qkv"].width}
     steps: list[CaseStep] = []
     starts: tuple[int, ...] = (0, 0, 0)
     for lengths in ((13, 1, 30), (1, 1, 1), (6, 40, 2)):

@@ -7,7 +7,8 @@ Single additions, multiplications, divisions and square roots are exact by IEEE 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as functional
@@ -43,6 +44,16 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.cat(parts)[: flat.numel()].reshape(x.shape)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def padded_matrix(matrix_NK: Tensor) -> Tensor:
     """The matrix with zeros up to whole multiples, so that no edge of it is computed by another kernel than the rest."""
     rows, columns = matrix_NK.shape
@@ -50,8 +61,10 @@ def padded_matrix(matrix_NK: Tensor) -> Tensor:
 
 
 def rows_times_matrix(x_TK: Tensor, padded_NK: Tensor, rows: int) -> Tensor:
-    """x @ matrix.T for a matrix of `rows` rows that `padded_matrix` padded: ROW_TILE rows of x a call, the last tile filled up with zeros."""
+    """x @ matrix.T for a matrix of `rows` rows that `padded_matrix` padded: ROW_TILE rows of x a call, the last tile filled up with zeros.
+    By one thread: some shapes, such as 16 x 128 over 1536, are otherwise shared along the sum."""
     count, columns = x_TK.shape
     x = functional.pad(x_TK, (0, padded_NK.shape[1] - columns, 0, -count % ROW_TILE))
-    tiles = [functional.linear(tile, padded_NK) for tile in x.split(ROW_TILE)]
+    with _one_thread():
+        tiles = [functional.linear(tile, padded_NK) for tile in x.split(ROW_TILE)]
     return torch.cat(tiles)[:count, :rows] if tiles else x.new_zeros((0, rows))
