@@ -128,7 +128,9 @@ def build_stages(
 ) -> Stages:
     """One executable a range of `split` (default: one stage with all layers). As many positions may be sampled as there are tokens."""
     ranges = tuple(split or (range(spec.layer_count),))
-    limits = Limits(tokens_max=tokens_max, rows_max=rows_max, samples_max=tokens_max, block_size=block_size, block_counts=(block_count,))
+    limits = Limits(
+        tokens_max=tokens_max, rows_max=rows_max, samples_max=tokens_max, block_size=block_size, block_counts=(block_count,) * len(spec.kv_windows)
+    )
     executables, programs = [], []
     for index, layers in enumerate(ranges):
         program = build_program(spec, layers, embeds=index == 0, samples=index == len(ranges) - 1)
@@ -151,7 +153,7 @@ class Row:
 
 def run_step(stages: Stages, rows: Sequence[Row]) -> tuple[F32, SampleOutputs]:
     """Run one step through all stages, every position sampled. Returns logits float32 [T, V] and the samples of all T positions."""
-    inputs = step_inputs(rows)
+    inputs = step_inputs(rows, stages.spec.kv_windows, stages.limits.block_size)
     tokens = len(inputs.token_ids)
     activations: dict[str, F32] = {}
     samples = None
@@ -163,20 +165,25 @@ def run_step(stages: Stages, rows: Sequence[Row]) -> tuple[F32, SampleOutputs]:
     return stages.executables[-1].read_buffer("logits", tokens), samples
 
 
-def step_inputs(rows: Sequence[Row]) -> StepInputs:
-    """The step's arrays for these rows, every position sampled."""
+def step_inputs(rows: Sequence[Row], windows: Sequence[int] = (0,), block_size: int = 1) -> StepInputs:
+    """The step's arrays for these rows, every position sampled. A request has the same blocks in every KV group; what lies behind a group's window is
+    left out of its table."""
     lengths = [len(row.token_ids) for row in rows]
     width = max((len(row.blocks) for row in rows), default=0)
     table = np.full((len(rows), width), -1, np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row.blocks)] = row.blocks
+    tables = [table.copy() for _ in windows]
+    for behind, window in zip(tables, windows, strict=True):
+        for index, row in enumerate(rows):
+            behind[index, : max(0, row.start + 1 - window) // block_size if window else 0] = -1
     positions = [row.start + offset for row in rows for offset in range(len(row.token_ids))]
     settings = [{**GREEDY, **(row.sampling or {})} for row, length in zip(rows, lengths, strict=True) for _ in range(length)]
     return StepInputs(
         token_ids=_int32([token for row in rows for token in row.token_ids]),
         positions=_int32(positions),
         row_starts=_int32([0, *np.cumsum(lengths).tolist()]),
-        block_tables=(table,),
+        block_tables=tuple(tables),
         sampling=SamplingInputs(
             index=np.arange(len(positions), dtype=np.int32),
             seeds=np.array([setting["seed"] for setting in settings], np.uint64),

@@ -31,7 +31,19 @@ Executable::Executable(const KernelTable* kernels, DType dtype, Limits limits, i
     if (layer.latent < 0 || layer.latent > layer.head_dim) fail("values are the last ", layer.latent, " elements of keys of ", layer.head_dim);
   }
   for (const OpCall& op : ops_) check_op(op);
+  note_windows();
   allocate();
+}
+
+void Executable::note_windows() {
+  std::vector<int64_t>& windows = limits_.windows;
+  windows.assign(limits_.block_counts.size(), -1);
+  for (const KVLayerShape& layer : kv_layers_) windows[static_cast<size_t>(layer.group)] = 1;  // what is written must be there
+  for (const OpCall& op : ops_) {
+    if (op.kind != OpKind::paged_attention) continue;
+    int64_t& window = windows[static_cast<size_t>(kv_layers_[static_cast<size_t>(op.kv_layer)].group)];
+    window = window == 0 || op.window == 0 ? 0 : std::max(window, op.window);
+  }
 }
 
 int64_t Executable::buffer_rows_max(int64_t buffer) const {

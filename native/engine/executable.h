@@ -128,6 +128,7 @@ class Executable {
   void check_experts(const OpCall& op) const;
   void check_head_linear(const OpCall& op) const;
   void check_route(const OpCall& op) const;
+  void note_windows();
   void allocate();
   int64_t rows_of(int64_t buffer, const Step& step) const;
   void plan_runs(const Step& step);

@@ -1,5 +1,6 @@
 #include "engine/step.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/error.h"
@@ -29,6 +30,7 @@ void check_blocks(const Step& step, const Limits& limits) {
   }
   for (size_t group = 0; group < step.block_tables.size(); ++group) {
     const BlockTable& table = step.block_tables[group];
+    if (limits.windows[group] < 0) continue;
     for (int64_t r = 0; r < step.rows; ++r) {
       const int64_t end = step.row_starts[r + 1];
       if (step.row_starts[r] == end) continue;
@@ -37,7 +39,8 @@ void check_blocks(const Step& step, const Limits& limits) {
         fail("row ", r, " of KV group ", group, " reaches position ", step.positions[end - 1], " and needs ", last + 1, " blocks of ",
              limits.block_size, ", its table is ", table.width, " wide");
       }
-      for (int64_t b = 0; b <= last; ++b) {
+      const int64_t window = limits.windows[group], first = step.positions[step.row_starts[r]];
+      for (int64_t b = window == 0 ? 0 : std::max<int64_t>(0, first + 1 - window) / limits.block_size; b <= last; ++b) {
         const int32_t block = table.entries[r * table.width + b];
         if (block < 0 || block >= limits.block_counts[group]) {
           fail("block table of row ", r, ", entry ", b, ", KV group ", group, " is ", block, ", expected 0 to ", limits.block_counts[group] - 1);

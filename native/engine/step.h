@@ -12,6 +12,8 @@ struct Limits {
   int64_t samples_max;
   int64_t block_size;
   std::vector<int64_t> block_counts;  // a KV group
+  // Of each group the widest window of those who read it, 0: all before a position is read; -1: no layer is of the group.
+  std::vector<int64_t> windows = {};
 };
 
 struct SamplingColumns {
@@ -69,8 +71,8 @@ struct Step {
   LogitEdits edits;
 };
 
-// Throws EngineError unless every count is within `limits`, every row's positions are consecutive from 0 up, every block that a row needs
-// is in its table and in the pool, and every sampled index is a token of the step. vocabulary: 0 where the program embeds nothing. top_count: how
+// Throws EngineError unless every count is within `limits`, every row's positions are consecutive from 0 up, every block that a row reads
+// or writes is in its table and in the pool, and every sampled index is a token of the step. vocabulary: 0 where the program embeds nothing. top_count: how
 // many top ids a sample the outputs have room for.
 void check_step(const Step& step, const Limits& limits, int64_t vocabulary, int64_t top_count);
 

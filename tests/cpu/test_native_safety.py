@@ -19,7 +19,7 @@ VOCABULARY, HEADS, HEAD_DIM = 50, 2, 8
 WIDTH = HEADS * HEAD_DIM
 
 
-def small_model() -> Program:
+def small_model(window: int = 0) -> Program:
     """Embedding, one attention, head and sampling."""
     build = ProgramBuilder()
     for name, width in [("x", WIDTH), ("qkv", 3 * WIDTH), ("q", WIDTH), ("a", WIDTH)]:
@@ -33,16 +33,16 @@ def small_model() -> Program:
     build.call("embed", (), ("x",), (table,))
     build.call("linear", ("x",), ("qkv",), (build.weight("qkv", 3 * WIDTH, WIDTH, "matrix"),), accumulate=False)
     build.call("rope_write", ("qkv",), ("q",), (build.weight("f", 1, HEAD_DIM // 2, "vector"),), **sizes)
-    build.call("paged_attention", ("q",), ("a",), (), scale=1.0, **sizes)
+    build.call("paged_attention", ("q",), ("a",), (), scale=1.0, window=window, **sizes)
     build.call("select", ("a",), ("last",))
     build.call("linear", ("last",), ("logits",), (table,), accumulate=False)
     build.call("sample", ("logits",))
     return build.build()
 
 
-def small_executable() -> NativeExecutable:
+def small_executable(window: int = 0) -> NativeExecutable:
     random = np.random.default_rng(1)
-    program = small_model()
+    program = small_model(window)
     values = {name: random.standard_normal((w.rows, w.columns)).astype(np.float32) for name, w in program.weights.items()}
     return compiled(program, values, tokens_max=20, block_size=4, block_count=6, threads=2)
 
@@ -104,6 +104,20 @@ def test_malformed_step_is_refused_and_changes_nothing(name: str) -> None:
     assert wanted is not None
     assert again is not None
     assert wanted.tokens.tolist() == again.tokens.tolist()
+
+
+@pytest.mark.parametrize(("window", "is_read"), [(1, False), (2, False), (3, True), (6, True)])
+def test_block_may_be_missing_behind_the_window_alone(window: int, is_read: bool) -> None:
+    """Row 1 begins at position 5, the second of its block: with a window of 3 it sees position 3, the last of the block before."""
+    executable, absent = small_executable(window), replace(GOOD, block_tables=(changed(GOOD.block_tables[0], (1, 0), -1),))
+    if is_read:
+        with pytest.raises(InternalError, match="is -1"):
+            executable.run(absent, {}, {})
+        return
+    whole, without = executable.run(GOOD, {}, {}), executable.run(absent, {}, {})
+    assert whole is not None
+    assert without is not None
+    assert np.array_equal(whole.tokens, without.tokens)
 
 
 def test_empty_step_gives_empty_samples() -> None:

@@ -64,7 +64,7 @@ class OracleParts:
             pid=0,
             agreement={"model": "another" if self._fault == "other" else "oracle"},
             layers=(self._index, self._index + 1),
-            kv_block_bytes=1,
+            kv_block_bytes=(1,),
             weight_bytes=0,
             kv_bytes_max=CONFIG.block_count,
         )

@@ -168,7 +168,8 @@ class Loop:
         c = scheduler.config
         self.scheduler = scheduler
         self.table = SlotTable(
-            TableShape(slot_count=c.slot_count, length_max=length_max, block_size=c.block_size, drafts_max=c.drafts_max), poison=True
+            TableShape(slot_count=c.slot_count, length_max=length_max, block_size=c.block_size, drafts_max=c.drafts_max, windows=c.windows),
+            poison=True,
         )
         self.plans: deque[StepPlan] = deque()
         self.layouts: list[BatchLayout] = []

@@ -149,7 +149,7 @@ MESSAGE_STRATEGIES: dict[type[Any], st.SearchStrategy[Any]] = {
         pid=SMALL,
         agreement=st.dictionaries(TEXTS, TEXTS, max_size=3),
         layers=st.tuples(SMALL, SMALL),
-        kv_block_bytes=SMALL,
+        kv_block_bytes=st.lists(SMALL, max_size=3).map(tuple),
         weight_bytes=st.integers(0, 1 << 50),
         kv_bytes_max=st.integers(0, 1 << 50),
     ),

@@ -253,7 +253,7 @@ def test_stages_that_are_not_ready_in_time_must_be_started_again() -> None:
 
 def hello(stage: int, layers: tuple[int, int], **agreement: str) -> StageHello:
     names = {"dtype": "float32", "numerics": "n1", **agreement}
-    return StageHello(stage=stage, pid=1, agreement=names, layers=layers, kv_block_bytes=1, weight_bytes=1, kv_bytes_max=1)
+    return StageHello(stage=stage, pid=1, agreement=names, layers=layers, kv_block_bytes=(1,), weight_bytes=1, kv_bytes_max=1)
 
 
 def test_stages_that_differ_or_do_not_follow_one_another_are_refused() -> None:

@@ -244,7 +244,7 @@ def test_broken_part_is_found_within_sixty_seeds(name: str) -> None:
     ("parts", "fault", "kind"),
     [
         (
-            Parts(make_provenance=lambda count, size, _stage: LooksAtNothing(count, size)),
+            Parts(make_provenance=lambda *given, stage: LooksAtNothing(*given)),
             Fault(kind="foreign-kv", at=0.08, phase="decode", target=1),
             "wrong tokens",
         ),

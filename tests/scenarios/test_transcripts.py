@@ -79,9 +79,7 @@ class ReadsAnotherBlock(SlotTable):
 
 
 def test_reader_of_kv_that_is_not_its_own_draws_nothing_where_no_check_looks() -> None:
-    parts = Parts(
-        make_table=lambda shape, _replica: ReadsAnotherBlock(shape), make_provenance=lambda count, size, _stage: BlindProvenance(count, size)
-    )
+    parts = Parts(make_table=lambda shape, _replica: ReadsAnotherBlock(shape), make_provenance=lambda *given, stage: BlindProvenance(*given))
     text = "engine\n----\n\nsubmit id=A prompt=1..6 max_tokens=3 draws=11..14\n----\n\nfinish\n----\n"
     assert "A: tokens 11 12 13, length" in played(text)
     assert f"A: tokens 11 {NO_DRAW} {NO_DRAW}, length" in play(parse(text), World(parts)).text

@@ -52,7 +52,7 @@ class BatchLayout:
     """slot, generation, start, count, known [R]: row r computes positions start[r] .. start[r] + count[r].
     token_ids, positions [T]; marks [T] what each position is; tags uint64 [T]: cumulative provenance tag up to and including that token.
     row_starts [R + 1]: row r owns tokens row_starts[r] .. row_starts[r + 1].
-    block_tables: per group int32 [R, W], -1 beyond the row's last block.
+    block_tables: per group int32 [R, W], -1 beyond the row's last block and before the first that its window reaches.
     block_tags uint64 [R, W']: expected tag at the end of each full block below start, 0 beyond. tail_tags [R]: expected tag at start - 1 where that
     is inside a block, else 0.
     sample_row [Q], sample_starts [Q + 1] into S, sampling columns [S]; prompt_length, length_cap [Q]; stop_ids: one row a sampling row; side_hash

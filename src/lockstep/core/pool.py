@@ -68,6 +68,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def count_last(self, keys: Sequence[bytes]) -> int:
+        """How many of the last of `keys`, in a row, are cached or held."""
+        return next((count for count, key in enumerate(reversed(keys)) if key not in self._block_of), len(keys))
+
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0
 

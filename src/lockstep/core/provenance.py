@@ -12,7 +12,7 @@ import numpy as np
 
 from lockstep.core.digest import mix64_array
 from lockstep.core.layout import BatchLayout
-from lockstep.core.types import I32, U64
+from lockstep.core.types import I32, U64, first_block_read
 from lockstep.errors import ProvenanceError
 
 VOID = 0
@@ -26,11 +26,12 @@ def token_mix(tokens: I32, positions: I32, marks: I32, salt: U64) -> U64:
 
 
 class Provenance:
-    """The tags of one KV group's pool on one stage."""
+    """The tags of one KV group's pool on one stage. window: of the group, how many positions a token sees; 0 for all."""
 
-    def __init__(self, block_count: int, block_size: int, group: int = 0) -> None:
+    def __init__(self, block_count: int, block_size: int, group: int = 0, window: int = 0) -> None:
         self.block_size = block_size
         self.group = group
+        self.window = window
         self.tags = np.zeros((block_count, block_size), np.uint64)
         self.block_tags = np.zeros(block_count, np.uint64)
 
@@ -42,13 +43,13 @@ class Provenance:
         table = layout.block_tables[self.group]
         width = layout.block_tags.shape[1]
         if width:
-            full = layout.start // self.block_size
-            wanted = layout.block_tags
+            full, first = layout.start // self.block_size, first_block_read(layout.start, self.window, self.block_size)
+            wanted, block = layout.block_tags, np.arange(width)
             found = self.block_tags[table[:, :width]]
-            wrong = (found != wanted) & (np.arange(width) < full[:, None])
+            wrong = (found != wanted) & (block >= first[:, None]) & (block < full[:, None])
             if wrong.any():
-                row, block = (int(i) for i in np.argwhere(wrong)[0])
-                self._fail(layout, row, (block + 1) * self.block_size - 1, int(found[row, block]), int(wanted[row, block]))
+                row, at = (int(i) for i in np.argwhere(wrong)[0])
+                self._fail(layout, row, (at + 1) * self.block_size - 1, int(found[row, at]), int(wanted[row, at]))
         last = layout.start - 1
         inside = np.flatnonzero(layout.start % self.block_size)
         if len(inside):

@@ -56,6 +56,7 @@ class LiveRequest:
     add) of rows whose result has not been received. last_step: the last plan with a row of it.
     prompt_logprobs: those that have come, in order; they survive preemption and epochs. prompt_logprob_start: the first position that lacks one.
     transfer: KV to be fetched at the next admission. importing: it is being fetched; no rows until the ready record.
+    blocks: a KV group a list; retired: of each, how many first ones no later token sees.
     strikes: failures of the engine while it had rows in unresolved plans; forgotten once it knows more than suspect_until tokens, which is
     what those rows could have brought (PROTOCOL.md 22).
     """
@@ -75,6 +76,7 @@ class LiveRequest:
     last_step: int = -1
     admitted_step: int = -1
     blocks: list[list[int]] = field(default_factory=list)
+    retired: list[int] = field(default_factory=list)
     chain: list[bytes] = field(default_factory=list)
     published: int = 0
     cached_tokens: int = -1
@@ -110,7 +112,7 @@ class LiveRequest:
     def leave_slot(self) -> None:
         """What belongs to an admission is void; what the request knows, is owed and has suffered stays. An import is not tried again."""
         self.slot, self.generation = None, -1
-        self.blocks = []
+        self.blocks, self.retired = [], []
         self.outstanding.clear()
         self.scheduled = self.drafts = self.published = 0
         self.last_step = self.admitted_step = NO_STEP

@@ -32,9 +32,10 @@ PROMPT_LOGPROBS_A_STEP = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """slot_count: most requests at once. token_budget: most tokens a step. microbatch_count: M of PROTOCOL.md 23, at least the number of stages.
-    priorities: rank by (priority, arrival) instead of arrival alone. block_counts: blocks in the pool, one a KV group.
-    prompt_logprobs_max: most log probabilities of prompt tokens a step; each takes a row of logits.
-    instance, stage_layers: what transfers of its KV are named by, and which layers each stage holds (first, one past the last)."""
+    priorities: rank by (priority, arrival) instead of arrival alone. block_counts: blocks in the pool, one a KV group;
+    windows: of each group, how many positions a token sees, 0 for all. prompt_logprobs_max: most log probabilities of prompt tokens a step; each
+    takes a row of logits. instance, stage_layers: what transfers of its KV are named by, and which layers each stage holds (first, one past the
+    last)."""
 
     slot_count: int
     token_budget: int
@@ -42,6 +43,7 @@ class SchedulerConfig:
     asynchronous: bool
     block_size: int
     block_counts: tuple[int, ...]
+    windows: tuple[int, ...] = (0,)
     prefix_caching: bool = True
     priorities: bool = False
     drafts_max: int = 0
@@ -52,6 +54,11 @@ class SchedulerConfig:
     @property
     def plans_in_flight_max(self) -> int:
         return self.microbatch_count + (1 if self.asynchronous else 0)
+
+    @property
+    def step_positions(self) -> int:
+        """The most positions from the first that a row may begin at to the last that blocks are reserved for."""
+        return self.token_budget + self.plans_in_flight_max * (1 + self.drafts_max)
 
 
 class Scheduler:
@@ -77,7 +84,7 @@ class Scheduler:
         self.epoch = epoch
         self.next_step = 0
         self.received = 0
-        self.book = BlockBook(config.block_counts, config.block_size, hasher)
+        self.book = BlockBook(config.block_counts, config.block_size, hasher, config.windows, config.step_positions)
         self.transfers = TransferBook(self.book, config.instance, config.stage_layers, first_transfer)
         self._horizon = 0
         self._running: list[LiveRequest] = []
@@ -245,6 +252,7 @@ class Scheduler:
         certain = not request.outstanding or self.config.drafts_max == 0
         room = min(request.spec.length_cap - 1, request.known_most + drafts)
         count = min(1 + drafts, request.spec.length_cap - request.known_least, self.config.token_budget - build.budget_used)
+        self.book.retire(request, request.known_least - 1)
         if drafts and not request.outstanding and not self.book.fits(request, room):
             count, room = 1, request.known  # PROTOCOL.md 16: drafts are dropped before anybody is preempted
         if not self._reserve(request, room, build):
@@ -266,6 +274,7 @@ class Scheduler:
     def _try_prefill(self, request: LiveRequest, build: PlanBuilder) -> bool:
         start = request.scheduled
         count = self._prefill_count(request, start, build)
+        self.book.retire(request, start)
         if count <= 0 or not self._reserve(request, start + count, build):
             return False
         samples = start + count == request.known

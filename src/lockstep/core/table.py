@@ -22,7 +22,7 @@ from lockstep.core.provenance import token_mix
 from lockstep.core.ragged import Ragged
 from lockstep.core.records import Admissions, NewBlocks, Ready, Side, Slots, StepPlan, StepResult
 from lockstep.core.schema import COLUMNS, FINISH_NONE, MARK_TOKEN, MARK_VOID, POISON
-from lockstep.core.types import I32, I64, NO_STEP, U64, ceil_div
+from lockstep.core.types import I32, I64, NO_BLOCK, NO_STEP, U64, ceil_div, first_block_read
 from lockstep.errors import LogError
 
 FREE = -1
@@ -33,17 +33,22 @@ _NO_SIDE = Side()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShape:
-    """slot_count slots, each of at most length_max tokens, drafts_max drafts a step, group_count KV groups of blocks of block_size positions."""
+    """slot_count slots, each of at most length_max tokens, drafts_max drafts a step, KV groups of blocks of block_size positions. windows: of each
+    group, how many positions a token sees, its own the last of them; 0: all before it."""
 
     slot_count: int
     length_max: int
     block_size: int
     drafts_max: int = 0
-    group_count: int = 1
+    windows: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         assert min(self.slot_count, self.length_max, self.block_size, self.group_count) > 0, self
-        assert self.drafts_max >= 0, self.drafts_max
+        assert min(self.drafts_max, *self.windows) >= 0, self
+
+    @property
+    def group_count(self) -> int:
+        return len(self.windows)
 
     @property
     def blocks_max(self) -> int:
@@ -230,8 +235,7 @@ class SlotTable:
         self._expect(self.columns["generation"][slots] != FREE, lambda: f"new blocks for slots {slots}, one of which is free", slots)
         inside = (groups >= 0) & (groups < group_count)
         self._expect(inside, lambda: f"new blocks in KV groups {groups}, there are groups 0 .. {group_count - 1}", slots)
-        numbers = new.blocks.values
-        self._expect(numbers >= 0, lambda: f"new blocks with numbers below 0: {numbers}", np.repeat(slots, lengths))
+        self._check_numbers(new, slots, groups, lengths)
         counts = self.block_counts.copy()
         np.add.at(counts, (groups, slots), lengths)
         end = counts[groups, slots]
@@ -240,6 +244,19 @@ class SlotTable:
             have = int(self.block_counts[group, slot])
             self.blocks[group, slot, have : have + count] = new.blocks.row(i)
             self.block_counts[group, slot] = have + count
+
+    def _check_numbers(self, new: NewBlocks, slots: I32, groups: I32, lengths: I32) -> None:
+        """Block numbers are 0 or above; NO_BLOCK stands where a slot's list begins and every token from `computed` on has the block behind its
+        window."""
+        numbers = new.blocks.values
+        if (numbers >= 0).all():
+            return
+        unread = first_block_read(self.columns["computed"][slots], np.array(self.shape.windows)[groups], self.shape.block_size)
+        none_yet = self.block_counts[groups, slots] == 0
+        which = np.repeat(np.arange(len(slots)), lengths)
+        place = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        right = (numbers >= 0) | ((numbers == NO_BLOCK) & none_yet[which] & (place < unread[which]))
+        self._expect(right, lambda: f"new blocks with numbers below 0: {numbers}", slots[which])
 
     # Resolving
 
@@ -301,7 +318,7 @@ class SlotTable:
             marks=marks,
             tags=tags,
             row_starts=row_starts,
-            block_tables=tuple(self._block_table(group, slot, end) for group in range(self.shape.group_count)),
+            block_tables=tuple(self._block_table(group, slot, start, end) for group in range(self.shape.group_count)),
             block_tags=block_tags,
             tail_tags=tail_tags,
             sample_row=sample_row,
@@ -363,11 +380,16 @@ class SlotTable:
         self._expect(~changed, lambda: f"known tokens of slots {of[changed]} at {position[changed]} are not those that were written there", of)
         return token_ids, tags, marks
 
-    def _block_table(self, group: int, slot: I32, end: I32) -> I32:
+    def _block_table(self, group: int, slot: I32, start: I32, end: I32) -> I32:
+        """Only what the rows read or write: of a group with a window nothing that lies behind it, for that may be somebody else's by now."""
         used, have = -(-end // self.shape.block_size), self.block_counts[group, slot]
         self._expect(used <= have, lambda: f"rows of slots {slot} end at {end} and have {have} blocks", slot)
-        width = int(used.max(initial=0))
-        return np.where(np.arange(width) < used[:, None], self.blocks[group, slot, :width], np.int32(-1))
+        block = np.arange(int(used.max(initial=0)))
+        first = first_block_read(start, self.shape.windows[group], self.shape.block_size)
+        table = np.where((block >= first[:, None]) & (block < used[:, None]), self.blocks[group, slot, : len(block)], np.int32(NO_BLOCK))
+        held = (table >= 0).sum(1) == used - first
+        self._expect(held, lambda: f"rows of slots {slot} read blocks of KV group {group} from {first} on, one of which they do not hold", slot)
+        return table
 
     def note(self, layout: BatchLayout) -> None:
         """A row that does not sample advances `computed` at once; one that samples marks its slot pending until its result (PROTOCOL.md 3)."""

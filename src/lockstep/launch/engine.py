@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config import EngineConfig
-from lockstep.core.scheduler import Scheduler, SchedulerConfig
+from lockstep.core.scheduler import Scheduler
 from lockstep.core.table import SlotTable
 from lockstep.errors import LockstepError
 from lockstep.launch.grammars import GrammarChecker
+from lockstep.launch.kv_pools import choose_block_counts, scheduler_config
 from lockstep.launch.model import ResolvedModel, resolve_model, stage_config
 from lockstep.launch.recordings import check_folder, make_recording_folder
-from lockstep.launch.stages import PackedWeights, StageAssembly, choose_block_count, fingerprint, make_backend, table_shape
+from lockstep.launch.stages import PackedWeights, StageAssembly, fingerprint, make_backend, table_shape
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
 from lockstep.runtime.loop import RestartPolicy
@@ -95,7 +96,7 @@ def _start(
 ) -> RunningEngine:
     shape, recordings = table_shape(config, model), make_recording_folder(config, folder, identity)
     driver = Driver(
-        Scheduler(scheduler_config(config, block_counts), prefix_secret=secrets.token_bytes(32)),
+        Scheduler(scheduler_config(config, model.spec.kv_windows, block_counts), prefix_secret=secrets.token_bytes(32)),
         lambda: SlotTable(shape),
         config.pipeline_parallel_size,
         recorder=None if recordings is None else recordings.recorder,
@@ -103,8 +104,8 @@ def _start(
         clock=time.perf_counter,
     )
     restarts = RestartPolicy(most=config.max_restarts, window_s=RESTART_WINDOW_S, backoff_s=config.restart_backoff_s)
-    blocks, size = block_counts[0], config.block_size
-    _log.info("%s: KV pool of %d blocks of %d tokens (%d tokens), %s", identity, blocks, size, blocks * size, cluster.describe())
+    pools = ", ".join(_described(*pool, config.block_size) for pool in zip(block_counts, model.spec.kv_windows, strict=True))
+    _log.info("%s: KV pool of %s, %s", identity, pools, cluster.describe())
     checker = GrammarChecker(config, model)
     limits = RequestLimits(window=model.window, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids)
     return RunningEngine(
@@ -118,23 +119,14 @@ def _start(
     )
 
 
-def scheduler_config(config: EngineConfig, block_counts: tuple[int, ...]) -> SchedulerConfig:
-    return SchedulerConfig(
-        slot_count=config.max_num_seqs,
-        token_budget=config.max_num_batched_tokens,
-        microbatch_count=config.microbatch_count,
-        asynchronous=config.async_scheduling,
-        block_size=config.block_size,
-        block_counts=block_counts,
-        prefix_caching=config.enable_prefix_caching,
-        priorities=config.scheduling_policy == "priority",
-    )
+def _described(blocks: int, window: int, size: int) -> str:
+    return f"{blocks} blocks of {size} tokens ({blocks * size} tokens{f', window {window}' if window else ''})"
 
 
 def _launch_local(config: EngineConfig, model: ResolvedModel, weights: PackedWeights) -> tuple[LocalCluster, tuple[int, ...]]:
     assemblies = [StageAssembly(config, model, weights, index) for index in range(config.pipeline_parallel_size)]
     hellos = [assembly.hello() for assembly in assemblies]
-    block_counts = choose_block_count(config, model, hellos)
+    block_counts = choose_block_counts(config, model.spec.kv_windows, model.window, hellos)
 
     def make_stages(epoch: int) -> Sequence[Stage]:
         return [assembly.build(StageStart(epoch=epoch, block_counts=block_counts)) for assembly in assemblies]
@@ -159,7 +151,7 @@ def _launch_processes(config: EngineConfig, model: ResolvedModel, stage_module: 
         return [sys.executable, "-P", "-m", stage_module, settings, str(folder), str(epoch), str(index)]
 
     def choose(hellos: Sequence[StageHello]) -> tuple[int, ...]:
-        return choose_block_count(config, model, hellos)
+        return choose_block_counts(config, model.spec.kv_windows, model.window, hellos)
 
     return ProcessCluster(
         stage_count=config.pipeline_parallel_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import psutil
@@ -14,8 +14,7 @@ from lockstep.config import EngineConfig
 from lockstep.core.provenance import Provenance
 from lockstep.core.scheduler import PROMPT_LOGPROBS_A_STEP
 from lockstep.core.table import SlotTable, TableShape
-from lockstep.core.types import ceil_div
-from lockstep.errors import CheckpointError, ConfigError, UnsupportedError
+from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.launch.grammars import vocabulary_of
 from lockstep.launch.model import ResolvedModel
 from lockstep.models.families import WeightSource, weight_sources
@@ -92,7 +91,7 @@ def _joined(checkpoint: Checkpoint, source: WeightSource, weight: Weight) -> np.
 
 
 def table_shape(config: EngineConfig, model: ResolvedModel) -> TableShape:
-    return TableShape(slot_count=config.max_num_seqs, length_max=model.window, block_size=config.block_size)
+    return TableShape(slot_count=config.max_num_seqs, length_max=model.window, block_size=config.block_size, windows=model.spec.kv_windows)
 
 
 def fingerprint(model: ResolvedModel, numerics: str) -> str:
@@ -138,7 +137,7 @@ class StageAssembly:
                 "wire": str(VERSION),
             },
             layers=(layers.start, layers.stop),
-            kv_block_bytes=kv_bytes_per_block(self._program, self._model.dtype, self._config.block_size),
+            kv_block_bytes=kv_bytes_per_block(self._program, self._model.dtype, self._config.block_size, len(self._model.spec.kv_windows)),
             weight_bytes=sum(weight.nbytes for weight in self._weights.values()),
             kv_bytes_max=self._config.kv_cache_memory_bytes
             or int(psutil.virtual_memory().available * FREE_MEMORY_SHARE / self._config.pipeline_parallel_size),
@@ -155,7 +154,10 @@ class StageAssembly:
             count=config.pipeline_parallel_size,
             epoch=start.epoch,
             table=SlotTable(table_shape(config, self._model)),
-            provenance=[Provenance(count, config.block_size, group) for group, count in enumerate(start.block_counts)],
+            provenance=[
+                Provenance(count, config.block_size, group, window)
+                for group, (count, window) in enumerate(zip(start.block_counts, self._model.spec.kv_windows, strict=True))
+            ],
             executor=ProgramExecutor(self._program, self._executable, self._grammars),
             grammars=self._grammars,
             layers=layers,
@@ -185,18 +187,3 @@ def stage_threads(config: EngineConfig) -> int:
         return config.threads
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // config.pipeline_parallel_size) if config.in_processes else cores
-
-
-def choose_block_count(config: EngineConfig, model: ResolvedModel, hellos: Sequence[StageHello]) -> tuple[int, ...]:
-    """Blocks in the pool, set by the tightest stage and by what all slots could ever fill. Raises ConfigError if one request could outgrow it."""
-    needed = ceil_div(model.window, config.block_size)
-    tightest = min(hellos, key=lambda hello: hello.kv_bytes_max // hello.kv_block_bytes)
-    fitting = tightest.kv_bytes_max // tightest.kv_block_bytes
-    count = config.num_gpu_blocks_override or min(fitting, config.max_num_seqs * needed)
-    if count < needed:
-        raise ConfigError(
-            f"one request of max_model_len {model.window} tokens needs {needed} blocks of {config.block_size}, the KV pool has {count} "
-            f"(stage {tightest.stage}: {tightest.kv_bytes_max} bytes, {tightest.kv_block_bytes} a block); raise kv_cache_memory_bytes or "
-            f"num_gpu_blocks_override, or lower max_model_len to {count * config.block_size}"
-        )
-    return (count,)

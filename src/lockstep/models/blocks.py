@@ -122,12 +122,13 @@ def pre_norm(builder: ProgramBuilder, spec: ModelSpec, gain: str) -> str:
 def attention(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str, y: str, *, accumulate: bool) -> None:
     """From x, the normed residual stream, through queries, keys and values to the output projection in y.
 
-    A layer with a window keeps all of its KV, in the group of full attention; the window only hides positions from its queries.
+    A layer with a window keeps its KV in blocks of the group of that window, which are let go of once no token sees them.
     """
     heads, kv_heads, head_dim = spec.head_count, spec.kv_head_count, spec.head_dim
     query_width, kv_width = heads * head_dim, kv_heads * head_dim
-    sizes = {"kv_layer": builder.kv_layer(kv_heads, head_dim), "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     seen, prefix = spec.layers[layer], f"layers.{layer}.attention"
+    kv_layer = builder.kv_layer(kv_heads, head_dim, spec.kv_windows.index(seen.sliding_window))
+    sizes = {"kv_layer": kv_layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     qkv = builder.buffer("qkv", "T", query_width + 2 * kv_width)
     queries = builder.buffer("queries", "T", query_width)
     attended = builder.buffer("attended", "T", query_width)

@@ -92,6 +92,11 @@ class ModelSpec:
         return len(self.layers)
 
     @property
+    def kv_windows(self) -> tuple[int, ...]:
+        """The windows of the whole model's KV groups, in the order of their numbers: 0, all, first if any layer sees all, then by width."""
+        return tuple(sorted({layer.sliding_window for layer in self.layers}))
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of the whole model, by first use."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers))

@@ -88,9 +88,10 @@ def parse_split(text: str, layer_count: int) -> tuple[range, ...]:
     return _ranges(counts)
 
 
-def kv_bytes_per_block(program: Program, dtype: DType, block_size: int) -> int:
-    """Bytes that one block of `block_size` positions takes in a stage's KV pool: keys and values of all its layers."""
-    return sum(layer.width for layer in program.kv_layers) * block_size * item_bytes(dtype)
+def kv_bytes_per_block(program: Program, dtype: DType, block_size: int, group_count: int) -> tuple[int, ...]:
+    """Bytes that one block of `block_size` positions takes in a stage's KV pools, one a group: keys and values of all its layers of the group."""
+    widths = [sum(layer.width for layer in program.kv_layers if layer.group == group) for group in range(group_count)]
+    return tuple(width * block_size * item_bytes(dtype) for width in widths)
 
 
 def item_bytes(dtype: DType) -> int:

@@ -61,8 +61,8 @@ class SamplingInputs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """token_ids, positions: int32 [T]. row_starts: int32 [R + 1], row r owns tokens row_starts[r] .. row_starts[r + 1], consecutive positions.
-    block_tables: one int32 [R, W] a KV group; entry [r, p // block_size] is the block that holds position p of row r, for all p up to the row's last;
-    entries beyond are -1 and never read. All arrays are C-contiguous."""
+    block_tables: one int32 [R, W] a KV group; entry [r, p // block_size] is the block that holds position p of row r, for all p up to the row's last
+    from the first that the group's widest window reaches; the other entries are -1 and never read. All arrays are C-contiguous."""
 
     token_ids: I32
     positions: I32

@@ -203,7 +203,7 @@ class Engine:
 
     def _read_state(self, phase: Phase, failure: LockstepError | None = None) -> EngineState:
         scheduler, counts = self._driver.scheduler, self._loop.counts
-        pool = scheduler.pools[0]
+        pool = min(scheduler.pools, key=lambda pool: pool.free_count / pool.block_count)
         return EngineState(
             phase=phase,
             failure=failure,

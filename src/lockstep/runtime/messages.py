@@ -27,15 +27,15 @@ class Activations:
 class StageHello:
     """A stage's side of the handshake: what must be equal on all stages (agreement), what it holds, and what its memory allows.
 
-    agreement: names and values compared one by one. layers: first and one past the last. kv_block_bytes: bytes of one block in all its layers.
-    weight_bytes: resident weights. kv_bytes_max: memory it may spend on KV.
+    agreement: names and values compared one by one. layers: first and one past the last. kv_block_bytes: of each KV group, bytes of one block in all
+    its layers. weight_bytes: resident weights. kv_bytes_max: memory it may spend on KV.
     """
 
     stage: int
     pid: int
     agreement: Mapping[str, str]
     layers: tuple[int, int]
-    kv_block_bytes: int
+    kv_block_bytes: tuple[int, ...]
     weight_bytes: int
     kv_bytes_max: int
 

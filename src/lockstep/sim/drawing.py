@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from lockstep.core.blocks import held_blocks_most
 from lockstep.runtime.stage import DRIVER
 from lockstep.sim.faults import BUSY, FLIPS, KINDS
 from lockstep.sim.rig import VOCABULARY
@@ -23,7 +24,7 @@ def draw(seed: int) -> Scenario:
     asks = _asks(rng, two)
     cap_max = max(len(ask.prompt) + ask.tokens_max for ask in asks)
     engines = tuple(_engine(rng, cap_max) for _ in range(2 if two else 1))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         engines=engines,
         asks=asks,
@@ -32,6 +33,17 @@ def draw(seed: int) -> Scenario:
         jitter=rng.choice([0.0, 1.0, 4.0]),
         framed=rng.random() < 0.125,
     )
+    return scenario if two or rng.random() < 0.5 else _with_windows(rng, scenario)
+
+
+def _with_windows(rng: random.Random, scenario: Scenario) -> Scenario:
+    """A model of which some layers, or all, see the last few positions. The pool of their group holds little more than one request at the least."""
+    (engine,) = scenario.engines
+    window = rng.choice([1, 2, 3, 5, 9, 14])
+    step_positions = engine.token_budget + (engine.microbatch_count + engine.asynchronous) * (1 + engine.drafts_max)
+    least = held_blocks_most(scenario.length_max, window, step_positions, engine.block_size)
+    engine = replace(engine, window_blocks=least + rng.choice([0, 0, 1, least, 3 * least]))
+    return replace(scenario, engines=(engine,), windows=rng.choice([(0, window), (0, window), (window,)]))
 
 
 def _engine(rng: random.Random, cap_max: int) -> EngineShape:

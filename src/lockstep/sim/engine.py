@@ -127,10 +127,14 @@ class SimEngine:
         self._watcher = watcher
         self._turning = False
         self._dead = False
-        self.provenance: dict[int, Provenance] = {}
+        self.provenance: dict[int, list[Provenance]] = {}
         self._splits = split_evenly(LAYER_COUNT, shape.stage_count)
         self._table_shape = TableShape(
-            slot_count=shape.slot_count, length_max=scenario.length_max, block_size=shape.block_size, drafts_max=shape.drafts_max
+            slot_count=shape.slot_count,
+            length_max=scenario.length_max,
+            block_size=shape.block_size,
+            drafts_max=shape.drafts_max,
+            windows=scenario.windows,
         )
         self.executors = [self._executor(stage, draft) for stage in range(shape.stage_count)]
         self.cluster = _SeenCluster(
@@ -167,7 +171,8 @@ class SimEngine:
             layers=self._splits[stage],
             first=stage == 0,
             last=stage == shape.stage_count - 1,
-            block_count=shape.block_count,
+            block_counts=self._scenario.block_counts(shape),
+            windows=self._scenario.windows,
             block_size=shape.block_size,
             vocabulary=VOCABULARY,
             draft=draft if shape.drafts_max else None,
@@ -198,13 +203,16 @@ class SimEngine:
 
     def _stage(self, index: int, epoch: int) -> Stage:
         shape, executor = self.shape, self.executors[index]
-        self.provenance[index] = self._parts.make_provenance(shape.block_count, shape.block_size, index)
+        pools = zip(self._scenario.block_counts(shape), self._scenario.windows, strict=True)
+        self.provenance[index] = [
+            self._parts.make_provenance(count, shape.block_size, group, window, stage=index) for group, (count, window) in enumerate(pools)
+        ]
         return self._parts.make_stage(
             index=index,
             count=shape.stage_count,
             epoch=epoch,
             table=self._parts.make_table(self._table_shape, index),
-            provenance=[self.provenance[index]],
+            provenance=self.provenance[index],
             executor=executor,
             layers=self._splits[index],
             kv=executor.inner,
@@ -219,7 +227,8 @@ class SimEngine:
             microbatch_count=shape.microbatch_count,
             asynchronous=shape.asynchronous,
             block_size=shape.block_size,
-            block_counts=(shape.block_count,),
+            block_counts=self._scenario.block_counts(shape),
+            windows=self._scenario.windows,
             prefix_caching=shape.prefix_caching,
             priorities=shape.priorities,
             drafts_max=shape.drafts_max,

@@ -9,6 +9,7 @@ from functools import partial
 
 from lockstep.core.layout import BatchLayout
 from lockstep.core.request import LiveRequest
+from lockstep.core.types import first_block_read
 from lockstep.errors import InternalError, LockstepError
 from lockstep.runtime.stage import DRIVER
 from lockstep.sim.engine import SimEngine
@@ -133,13 +134,15 @@ class Injector:
             return False
         block = -1
         if fault.kind == "foreign-kv":
-            count = -(-int(table.columns["computed"][slot]) // engine.shape.block_size)
-            if not count:
+            computed, size = int(table.columns["computed"][slot]), engine.shape.block_size
+            first = int(first_block_read(computed, table.shape.windows[0], size))
+            count = min(-(-computed // size), int(table.block_counts[0, slot])) - first
+            if count <= 0:
                 return False
-            block = request.blocks[0][pick(min(count, len(request.blocks[0])), *words, 1)]
+            block = int(table.blocks[0, slot, first + pick(count, *words, 1)])
             index = fault.target % len(engine.hosts)
-            overwrite_block(engine.executors[index].inner, engine.provenance[index], block, *words)
-        elif not flip(fault.kind.removeprefix("flip-"), table, slot, engine.shape.block_count, *words):
+            overwrite_block(engine.executors[index].inner, engine.provenance[index][0], block, *words)
+        elif not flip(fault.kind.removeprefix("flip-"), table, slot, engine.driver.scheduler.config.block_counts[0], *words):
             return False
         self._touched.append(_Touched(fault=fault, phase=fault.phase, request=request.spec.request_id, block=block))
         self.altered_kv = True

@@ -65,7 +65,8 @@ Draft = Callable[[int, int], Sequence[int]]
 
 
 class OracleExecutor:
-    """Layers `layers` of a model of hashes, on a pool of block_count blocks. Activations are uint64 words, sent as pairs of float32 bit patterns.
+    """Layers `layers` of a model of hashes, on pools of block_counts blocks, one a KV group; a layer's group is its number modulo their count.
+    windows: of each group, how many positions a token sees, 0 for all. Activations are uint64 words, sent as pairs of float32 bit patterns.
     draft: proposes on the last stage; None proposes nothing. shaper: of the last stage. It serves and takes KV too (`runtime.handover.KVAccess`)."""
 
     def __init__(
@@ -74,9 +75,10 @@ class OracleExecutor:
         layers: range,
         first: bool,
         last: bool,
-        block_count: int,
+        block_counts: Sequence[int],
         block_size: int,
         vocabulary: int,
+        windows: Sequence[int] = (0,),
         draft: Draft | None = None,
         shaper: Shaper | None = None,
     ) -> None:
@@ -87,23 +89,31 @@ class OracleExecutor:
         self._vocabulary = vocabulary
         self._draft = draft
         self._shaper = shaper or Shaper(vocabulary)
-        self.kv = np.zeros((len(layers), block_count, block_size), np.uint64)
+        self._windows = windows
+        self.kv = np.zeros((len(layers), max(block_counts), block_size), np.uint64)
+
+    def layers_of(self, group: int) -> list[int]:
+        """Places in `kv` of this stage's layers of the group."""
+        return [place for place, layer in enumerate(self._layers) if layer % len(self._windows) == group]
 
     def execute(self, layout: BatchLayout, tensors: Mapping[str, F32]) -> Mapping[str, F32] | Sampled:
         hidden = _embed(layout.token_ids, layout.positions) if self._first else tensors["hidden"].copy().view(np.uint64).reshape(-1)
         row = layout.row_of_token()
-        blocks, offsets = self._addresses(layout, row, layout.positions)
         read = _Read.of(layout, row)
-        read_blocks, read_offsets = self._addresses(layout, read.row, read.positions)
+        groups = range(len(self._windows))
+        written = [self._addresses(layout, group, row, layout.positions) for group in groups]
+        looked_at = [self._addresses(layout, group, read.row, read.positions) for group in groups]
         for i, layer in enumerate(self._layers):
-            self.kv[i, blocks, offsets] = _key(layer, hidden, layout.positions)
-            hidden = mix64_array(hidden + read.sums(self.kv[i, read_blocks, read_offsets]))
+            group = layer % len(self._windows)
+            self.kv[i, written[group][0], written[group][1]] = _key(layer, hidden, layout.positions)
+            hidden = mix64_array(hidden + read.sums(self.kv[i, looked_at[group][0], looked_at[group][1]], self._windows[group]))
         if not self._last:
             return {"hidden": hidden.view(np.float32).reshape(-1, 2)}
         return self._sample(layout, hidden)
 
-    def _addresses(self, layout: BatchLayout, row: I32, positions: I32) -> tuple[I32, I32]:
-        return layout.block_tables[0][row, positions // self._block_size], positions % self._block_size
+    def _addresses(self, layout: BatchLayout, group: int, row: I32, positions: I32) -> tuple[I32, I32]:
+        """Blocks and places in them. Behind a window there is no block; what is read in place of it cancels out of every sum."""
+        return layout.block_tables[group][row, positions // self._block_size], positions % self._block_size
 
     def _sample(self, layout: BatchLayout, hidden: U64) -> Sampled:
         s = layout.sampling
@@ -190,10 +200,11 @@ class _Read:
             base=firsts[row] - 1,
         )
 
-    def sums(self, read: U64) -> U64:
-        """read [positions]: what stands there. Of each of the step's tokens: the sum over all positions up to its own."""
+    def sums(self, read: U64, window: int) -> U64:
+        """read [positions]: what stands there. Of each of the step's tokens: the sum over the last `window` positions up to its own, 0 for all."""
         sums = np.cumsum(mix64_array(read + self.positions.astype(np.uint64)), dtype=np.uint64)
-        return sums[self.wanted] - np.where(self.base >= 0, sums[self.base], np.uint64(0))
+        before = np.maximum(self.base, self.wanted - window) if window else self.base
+        return sums[self.wanted] - np.where(before >= 0, sums[before], np.uint64(0))
 
 
 def _foretold(hidden: U64, tokens: I32) -> LogprobColumns:
@@ -208,31 +219,34 @@ def _foretold(hidden: U64, tokens: I32) -> LogprobColumns:
     )
 
 
-def prompt_logprobs_of(request: EngineRequest, *, layer_count: int) -> LogprobColumns:
+def prompt_logprobs_of(request: EngineRequest, *, layer_count: int, windows: Sequence[int] = (0,)) -> LogprobColumns:
     """What a request's prompt tokens, but for the first, are told to have, from the prompt alone."""
     prompt = request.prompt.tolist()
-    hidden = list(_hidden_values(prompt, layer_count))[:-1]
+    hidden = list(_hidden_values(prompt, layer_count, windows))[:-1]
     return _foretold(np.array(hidden, np.uint64), request.prompt[1:])
 
 
-def _hidden_values(tokens: Sequence[int], layer_count: int) -> Iterator[int]:
-    """The last layer's value at each position. tokens may grow meanwhile."""
+def _hidden_values(tokens: Sequence[int], layer_count: int, windows: Sequence[int]) -> Iterator[int]:
+    """The last layer's value at each position. tokens may grow meanwhile. windows: of each layer in turn."""
     of_layer = [mix64(layer + 1) for layer in range(layer_count)]
+    terms: list[list[int]] = [[] for _ in range(layer_count)]
     sums = [0] * layer_count
     for position, token in enumerate(tokens):
         word = mix64(token * 0x1000003 + position + int(_PHI))
         for layer in range(layer_count):
             key = mix64(word ^ mix64(position + of_layer[layer]))
-            sums[layer] += mix64(key + position)
+            window, added = windows[layer % len(windows)], mix64(key + position)
+            terms[layer].append(added)
+            sums[layer] += added - (terms[layer][position - window] if window and position >= window else 0)
             word = mix64(word + sums[layer])
         yield word
 
 
-def closed_form(request: EngineRequest, *, layer_count: int, vocabulary: int) -> list[int]:
+def closed_form(request: EngineRequest, *, layer_count: int, vocabulary: int, windows: Sequence[int] = (0,)) -> list[int]:
     """The output tokens of a request, stops and length cap applied, from its tokens alone. Shares no state logic with the engine."""
     tokens = list(request.prompt.tolist())
     filters = _Filters(seed=request.seed, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, min_p=request.min_p)
-    values = _hidden_values(tokens, layer_count)
+    values = _hidden_values(tokens, layer_count, windows)
     for _ in range(len(tokens) - 1):
         next(values)
     while True:

@@ -25,8 +25,8 @@ MakeScheduler = Callable[..., Scheduler]
 MakeDriver = Callable[..., Driver]
 """`Driver`'s own signature."""
 
-MakeProvenance = Callable[[int, int, int], Provenance]
-"""(block_count, block_size, stage) -> provenance."""
+MakeProvenance = Callable[..., Provenance]
+"""`Provenance`'s own signature, and the stage that it is for."""
 
 MakeNumbers = Callable[[int, int], LinkNumbers]
 """(destination, epoch) -> numbers of the links that lead there; -1 is the driver."""
@@ -35,8 +35,9 @@ MakeNumberedEnd = Callable[[int, LinkNumbers], End]
 """`NumberedEnd`'s own signature."""
 
 
-def plain_provenance(block_count: int, block_size: int, _stage: int) -> Provenance:
-    return Provenance(block_count, block_size)
+def plain_provenance(block_count: int, block_size: int, group: int = 0, window: int = 0, *, stage: int) -> Provenance:
+    assert stage >= 0, stage
+    return Provenance(block_count, block_size, group, window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ def oracle_executors(config: RigConfig) -> list[Executor]:
             layers=layers,
             first=i == 0,
             last=i == config.stage_count - 1,
-            block_count=config.block_count,
+            block_counts=(config.block_count,),
             block_size=config.block_size,
             vocabulary=VOCABULARY,
         )

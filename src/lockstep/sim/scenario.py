@@ -23,7 +23,8 @@ heard. between: the prefill engine is done with it and the decode engine has not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """work_s: mean time of one piece of work, a stage. transfers of KV: import_timeout_s, lease_s."""
+    """block_count: of the pool whose group sees all; window_blocks: of each other. work_s: mean time of one piece of work, a stage. transfers of KV:
+    import_timeout_s, lease_s."""
 
     stage_count: int
     asynchronous: bool
@@ -37,6 +38,7 @@ class EngineShape:
     drafts_max: int
     work_s: tuple[float, ...]
     prompt_logprobs_max: int = PROMPT_LOGPROBS_A_STEP
+    window_blocks: int = 0
     import_timeout_s: float = 0.3
     lease_s: float = 1.0
 
@@ -92,8 +94,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """engines: one, or a prefill engine and a decode engine. framed: messages cross links as bytes. link_s, jitter: a message takes from
-    link_s to (1 + jitter) times that."""
+    """engines: one, or a prefill engine and a decode engine. windows: of the model's KV groups, how many positions a token sees, 0 for all. framed:
+    messages cross links as bytes. link_s, jitter: a message takes from link_s to (1 + jitter) times that."""
 
     seed: int
     engines: tuple[EngineShape, ...]
@@ -102,6 +104,10 @@ class Scenario:
     link_s: float = 0.002
     jitter: float = 1.0
     framed: bool = False
+    windows: tuple[int, ...] = (0,)
+
+    def block_counts(self, engine: EngineShape) -> tuple[int, ...]:
+        return tuple(engine.window_blocks if window else engine.block_count for window in self.windows)
 
     @property
     def length_max(self) -> int:
@@ -119,6 +125,7 @@ class Scenario:
                 "engines": tuple(EngineShape(**{**engine, "work_s": tuple(engine["work_s"])}) for engine in data["engines"]),
                 "asks": tuple(_ask(ask) for ask in data["asks"]),
                 "faults": tuple(Fault(**fault) for fault in data["faults"]),
+                "windows": tuple(data.get("windows", (0,))),
             }
         )
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from lockstep.core.layout import BatchLayout
 from lockstep.core.outputs import FinishReason, TokenEvent
@@ -75,7 +76,8 @@ class Simulation(Watcher):
         self._log = log
         self._failures: list[Failure] = []
         self._detections: list[Detection] = []
-        self._expected = {ask.name: closed_form(request_of(ask), layer_count=LAYER_COUNT, vocabulary=VOCABULARY) for ask in scenario.asks}
+        model: dict[str, Any] = {"layer_count": LAYER_COUNT, "windows": scenario.windows}
+        self._expected = {ask.name: closed_form(request_of(ask), vocabulary=VOCABULARY, **model) for ask in scenario.asks}
         self._answers = {ask.seed: Answer(kind=ask.drafter, prompt_length=len(ask.prompt), tokens=self._expected[ask.name]) for ask in scenario.asks}
         self._network = SimNetwork(scenario, self.timeline, {name: number for number, name in enumerate(NAMES)})
         self.engines = [self._engine(number, parts) for number in range(len(scenario.engines))]
@@ -302,7 +304,7 @@ class Simulation(Watcher):
             if told is not None:
                 self._fail("prompt logprobs", f"{client.ask.name} was told what it did not ask for")
         elif client.tokens:
-            right = prompt_logprobs_of(request_of(client.ask), layer_count=LAYER_COUNT)
+            right = prompt_logprobs_of(request_of(client.ask), layer_count=LAYER_COUNT, windows=self.scenario.windows)
             entries = [] if told is None else [told.entry(i, 0) for i in range(len(told))]
             if told is None or entries != [right.entry(i, 0) for i in range(len(right))]:
                 self._fail("prompt logprobs", f"{client.ask.name} was told {entries}, {right} is right")

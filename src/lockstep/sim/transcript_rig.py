@@ -173,7 +173,7 @@ class TranscriptRig:
                 count=self.shape.stage_count,
                 epoch=epoch,
                 table=self._parts.make_table(self._table_shape, i),
-                provenance=[self._parts.make_provenance(self.shape.block_count, self.shape.block_size, i)],
+                provenance=[self._parts.make_provenance(self.shape.block_count, self.shape.block_size, stage=i)],
                 executor=executor,
                 layers=layers,
                 kv=executor,

@@ -22,7 +22,7 @@ from lockstep.core.request import EngineRequest
 from lockstep.core.scheduler import Scheduler
 from lockstep.core.schema import FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import ceil_div
-from lockstep.launch.engine import scheduler_config
+from lockstep.launch.kv_pools import blocks_needed, scaled_counts, scheduler_config
 from lockstep.runtime.loop import Sink
 
 
@@ -159,12 +159,14 @@ POSITION_STRIDES = ((96, 64), (24, 24), (8, 32), (2, 32), (16, 512), (4, 2048))
 def choose_pool(
     config: EngineConfig,
     window: int,
+    windows: tuple[int, ...],
     requests: Sequence[EngineRequest],
     tokens_of: Mapping[int, tuple[int, Sequence[int]]],
     misses: Callable[[DryEngine], int],
 ) -> EngineConfig:
     """The config with a pool, and if need be another of VARIANTS, on which a dry run misses no counter; or, if none does, that which misses fewest
-    (the cell will say so). misses: runs the cell on an engine and counts. Pool sizes go over the whole range coarsely, then finely."""
+    (the cell will say so). window: the most tokens of a request; windows: of KV groups.
+    misses: runs the cell on an engine and counts. Pool sizes go over the whole range coarsely, then finely."""
     best: tuple[int, EngineConfig] | None = None
     for size, more, slots, count in _candidates(window, [request.length_cap for request in requests]):
         tried = dataclasses.replace(
@@ -174,7 +176,8 @@ def choose_pool(
             microbatches=config.pipeline_parallel_size + more,
             max_num_seqs=slots or config.max_num_seqs,
         )
-        missed = misses(DryEngine(Scheduler(scheduler_config(tried, (count,)), prefix_secret=b"dry run"), tokens_of))
+        counts = scaled_counts(blocks_needed(tried, windows, window), count)
+        missed = misses(DryEngine(Scheduler(scheduler_config(tried, windows, counts), prefix_secret=b"dry run"), tokens_of))
         if best is None or missed < best[0]:
             best = (missed, tried)
         if missed == 0:

@@ -274,7 +274,7 @@ class Matrix:
 
         # A pool must hold one request of the window, so that the tightest pools need the smallest window that all requests fit in.
         window = max(len(a.prompt) + (a.params.max_tokens or 0) for a in (*self._workload.asks, *self._workload.neighbours))
-        return choose_pool(dataclasses.replace(config, max_model_len=window), window, requests, tokens_of, misses)
+        return choose_pool(dataclasses.replace(config, max_model_len=window), window, self._model.spec.kv_windows, requests, tokens_of, misses)
 
     def _missed(self, cell: Cell, config: EngineConfig, counters: Counters) -> list[str]:
         budget = config.max_num_batched_tokens

@@ -27,7 +27,7 @@ def check_step(program: Program, limits: Limits, inputs: StepInputs) -> None:
     for op in program.ops:
         if op.kind == "embed":
             _check_range("token_ids", inputs.token_ids, program.weights[op.weights[0]].rows)
-    _check_positions(limits, inputs)
+    _check_positions(program, limits, inputs)
     _check_sampling(inputs, tokens, samples)
 
 
@@ -41,10 +41,23 @@ def check_arrays(program: Program, what: str, names: tuple[str, ...], arrays: Ma
             raise InternalError(f"{what} {name!r} must be C-contiguous float32 {wanted}, got {array.dtype} {array.shape}")
 
 
-def _check_positions(limits: Limits, inputs: StepInputs) -> None:
+def _windows(program: Program, groups: int) -> list[int | None]:
+    """Of each KV group the widest window of those who read it, 0: all; None: no layer is of the group."""
+    windows: list[int | None] = [None] * groups
+    for layer in program.kv_layers:
+        windows[layer.group] = 1
+    for op in program.ops:
+        if op.kind == "paged_attention":
+            group, window = program.kv_layers[int(op.attributes["kv_layer"])].group, int(op.attributes["window"])
+            windows[group] = 0 if window == 0 or windows[group] == 0 else max(window, windows[group] or 0)
+    return windows
+
+
+def _check_positions(program: Program, limits: Limits, inputs: StepInputs) -> None:
     rows = len(inputs.row_starts) - 1
     if len(inputs.block_tables) != len(limits.block_counts):
         raise InternalError(f"a step needs {len(limits.block_counts)} block tables, got {len(inputs.block_tables)}")
+    windows = _windows(program, len(limits.block_counts))
     for group, (table, count) in enumerate(zip(inputs.block_tables, limits.block_counts, strict=True)):
         if table.ndim != 2 or table.shape[0] != rows:
             raise InternalError(f"block table {group} must have {rows} rows, got shape {table.shape}")
@@ -59,7 +72,10 @@ def _check_positions(limits: Limits, inputs: StepInputs) -> None:
                 raise InternalError(
                     f"row {row} reaches position {positions[-1]}, which needs {used} blocks; block table {group} has {table.shape[1]}"
                 )
-            _check_range(f"block table {group} of row {row}", table[row, :used], count)
+            window = windows[group]
+            if window is not None:
+                first = max(0, int(positions[0]) + 1 - window) // limits.block_size if window else 0
+                _check_range(f"block table {group} of row {row}", table[row, first:used], count)
 
 
 def _check_sampling(inputs: StepInputs, tokens: int, samples: int) -> None:

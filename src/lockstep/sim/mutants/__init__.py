@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.sim.mutants import booking, deciding, four, handing, linking, lives, replicas, sampling, shaping
+from lockstep.sim.mutants import booking, deciding, four, handing, linking, lives, replicas, sampling, shaping, windows
 from lockstep.sim.mutants.mutant import ALL, ONE, Mutant, Witness
 
 MUTANTS: Sequence[Mutant] = tuple(
-    mutant for module in (four, deciding, lives, booking, replicas, sampling, shaping, handing, linking) for mutant in module.MUTANTS
+    mutant for module in (four, deciding, lives, booking, replicas, sampling, shaping, handing, linking, windows) for mutant in module.MUTANTS
 )
 
 NO_CODE_YET: Mapping[str, str] = {

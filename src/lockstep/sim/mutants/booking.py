@@ -32,7 +32,7 @@ class OtherBooks(WatchedScheduler):
         super()._begin(epoch, first_transfer)
         config = self.config
         hasher = self.hasher_kind(self._prefix_secret, config.block_size) if config.prefix_caching else None
-        self.book = self.book_kind(config.block_counts, config.block_size, hasher)
+        self.book = self.book_kind(config.block_counts, config.block_size, hasher, config.windows, config.step_positions)
         self.book.pools = [self.pool_kind(count) for count in config.block_counts]
         self.transfers = TransferBook(self.book, config.instance, config.stage_layers, first_transfer)
         for part in (self.book, hasher, *self.book.pools):

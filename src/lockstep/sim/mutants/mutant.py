@@ -95,13 +95,18 @@ def of_table(table: type[SlotTable], **others: Any) -> Mapping[str, MakeParts]:
 def of_provenance(provenance: type[Provenance]) -> Mapping[str, MakeParts]:
     def everywhere(witness: Witness) -> Parts:
         made = watched(provenance, witness)
-        return Parts(make_provenance=lambda block_count, block_size, _stage: made(block_count, block_size))
+
+        def make(*given: int, stage: int) -> Provenance:
+            assert stage >= 0, stage
+            return made(*given)
+
+        return Parts(make_provenance=make)
 
     def on_first(witness: Witness) -> Parts:
         made = watched(provenance, witness)
 
-        def make(block_count: int, block_size: int, stage: int) -> Provenance:
-            return made(block_count, block_size) if stage == 0 else plain_provenance(block_count, block_size, stage)
+        def make(*given: int, stage: int) -> Provenance:
+            return made(*given) if stage == 0 else plain_provenance(*given, stage=stage)
 
         return Parts(make_provenance=make)
 

@@ -278,12 +278,12 @@ def _kept_provenance() -> Mapping[str, MakeParts]:
     """Tags outlive the epoch, as the KV of a stage that lives on does."""
 
     def parts(witness: Witness) -> Parts:
-        kept: dict[tuple[int, int, int], Provenance] = {}
+        kept: dict[tuple[int, ...], Provenance] = {}
 
-        def make(block_count: int, block_size: int, stage: int) -> Provenance:
-            if (block_count, block_size, stage) in kept:
+        def make(*given: int, stage: int) -> Provenance:
+            if (*given, stage) in kept:
                 witness.note(0, 0)
-            return kept.setdefault((block_count, block_size, stage), Provenance(block_count, block_size))
+            return kept.setdefault((*given, stage), Provenance(*given))
 
         return Parts(make_provenance=make)
 

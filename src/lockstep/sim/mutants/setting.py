@@ -22,6 +22,7 @@ class Setting:
     plans_in_flight: so many may be, 0 for any number; a message that never came is noticed by whoever waits for it, as many plans later.
     faults: of each kind there is one; all others are taken out, as are aborts unless `aborts`. alike: all prompts are made of two tokens, so that
     blocks are alike that stand behind different prefixes. tight: pools that hold one long request and hardly more.
+    windows: some layers or all see the last few positions alone.
     """
 
     drafts: bool | None = None
@@ -34,12 +35,14 @@ class Setting:
     aborts: bool = False
     alike: bool = False
     tight: bool = False
+    windows: bool = False
 
     def suits(self, scenario: Scenario) -> bool:
         """Links carry objects, since some mutants are ends of links."""
         engines = scenario.engines
         return (
             not scenario.framed
+            and self.windows == any(scenario.windows)
             and self.hand_over == (len(engines) > 1)
             and (self.drafts is None or any(bool(engine.drafts_max) == self.drafts for engine in engines))
             and (self.asynchronous is None or all(engine.asynchronous == self.asynchronous for engine in engines))
