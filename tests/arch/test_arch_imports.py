@@ -43,7 +43,7 @@ TABLE: dict[str, Allowance] = {
         ("backends", "config", "core", "errors", "models", "ops", "runtime", "sampling", "server", "spec", "telemetry", "text", "weights", "disagg"),
         ("numpy", "psutil"),
     ),
-    "verify": Allowance(("launch", "runtime", "models", "core", "config", "errors"), ("numpy",)),
+    "verify": Allowance(("launch", "runtime", "models", "text", "core", "config", "errors"), ("numpy",)),
     "llm": Allowance(("launch", "runtime", "text", "core", "vllm_settings", "config", "errors")),
     "async_llm": Allowance(("llm", "launch", "runtime", "text", "core", "config", "errors")),
     "cli": Allowance(

@@ -32,7 +32,9 @@ VARIED = (
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("verify", help="run requests in many ways and compare tokens and log probabilities bit for bit", description=__doc__)
     add_engine_flags(parser)
-    parser.add_argument("--quick", action="store_true", help="fewer ways to run, about a minute on the embedded model")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="fewer ways to run, about a minute on the embedded model")
+    extent.add_argument("--full", action="store_true", help="all ways to run: every pair of settings, and some triples (the default)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 

@@ -12,8 +12,9 @@ from lockstep.verify.cells import Cell
 Counters = dict[str, Any]
 
 
-def read_counters(stats: SchedulerStats, *, open_max: int, description: Mapping[str, Any], warm_hits: int = 0) -> Counters:
-    """description: of the cluster. warm_hits: prefix hits before the measured run."""
+def read_counters(stats: SchedulerStats, *, open_max: int, description: Mapping[str, Any], warm_hits: int = 0, ended_by_text: int = 0) -> Counters:
+    """description: of the cluster. warm_hits: prefix hits before the measured run. ended_by_text: requests that the script aborted since their text
+    had come to its end, which is no abort to whoever asked."""
     return {
         "preemptions": stats.preemptions,
         "preemptions_in_prefill": stats.preemptions_in_prefill,
@@ -28,7 +29,7 @@ def read_counters(stats: SchedulerStats, *, open_max: int, description: Mapping[
         "requests_at_once_max": stats.requests_in_flight_max,
         "requests_open_max": open_max,
         "rows_max": stats.rows_max,
-        "aborts_running": stats.aborts_running,
+        "aborts_running": stats.aborts_running - ended_by_text,
         "aborts_in_flight": stats.aborts_in_flight,
         **{name: description[name] for name in ("transport", "pids", "layers", "threads") if name in description},
     }

@@ -17,17 +17,41 @@ from lockstep.errors import ConfigError, InternalError, PeerError
 from lockstep.launch import RunningEngine, launch_engine, load_tokenizer, resolve_model
 from lockstep.launch.stages import PackedWeights, make_backend
 from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
+from lockstep.text import TextStream
 from lockstep.verify.cells import Cell
 from lockstep.verify.counters import Counters, missed_deployment, missed_scheduling, read_counters
 from lockstep.verify.dry_run import DryEngine, choose_pool
 from lockstep.verify.script import AnyEngine, Script
 from lockstep.verify.texts import TEXT
-from lockstep.verify.workload import NEIGHBOUR_COUNT, REQUEST_COUNT, WINDOW, Answer, Ask, Workload, changed_prompts, first_asks, truncated, with_ends
+from lockstep.verify.workload import (
+    NEIGHBOUR_COUNT,
+    REQUEST_COUNT,
+    WINDOW,
+    Answer,
+    Ask,
+    Workload,
+    changed_prompts,
+    first_asks,
+    shortened,
+    truncated,
+    with_ends,
+)
 
 WINDOW_LEAST = 128
 STAGES_MAX = 4
 BLOCK_SIZE = 4
 """Of every cell: small, so that requests often need another block and pools can be tight."""
+
+WANTED_OF_REQUESTS = (
+    "ended_by_length",
+    "ended_by_stop_token",
+    "ended_by_end_token",
+    "ended_by_stop_string",
+    "held_open_by_min_tokens",
+    "prompts_over_64",
+    "changed_prompts",
+)
+"""Each must be above 0, or the requests prove too little."""
 
 PLAIN_SETTINGS: Mapping[str, Any] = {
     "pipeline_parallel_size": 1,
@@ -108,11 +132,12 @@ class Matrix:
         """One stage, one request at a time, synchronous, no cache, no chunks. A first pass finds where answers can be made to end."""
         asks = first_asks(self._tokenizer.encode(TEXT), self._model.spec.vocab_size, self._window)
         with_lengths = self._run_plain("plain, to length", asks, ())
-        self._workload = with_ends(asks, with_lengths, self._model.eos_ids, self._window)
+        self._workload = with_ends(asks, with_lengths, self._model.eos_ids, self._window, self._decode)
         self._answers = self._run_plain("plain", self._workload.asks, self._workload.eos_ids)
         for ask in self._workload.asks:
-            expected, got = truncated(ask, with_lengths[ask.name], self._workload.eos_ids), self._answers[ask.name].tokens
-            if expected != got:
+            expected = truncated(ask, with_lengths[ask.name], self._workload.eos_ids, self._decode)
+            got = self._answers[ask.name].tokens
+            if expected not in (None, got):
                 self._mismatch("plain", ask.name, 0, "tokens", expected, got)
         self.report.requests = len(self._workload.asks)
 
@@ -120,9 +145,10 @@ class Matrix:
         config = self._cell_config({**PLAIN_SETTINGS, "max_num_batched_tokens": self._window})
         running = launch_engine(config, model=self._model, weights=self._weights)
         try:
-            script = Script(running.engine, self._requests(running, asks, eos_ids), at_once=1)
+            script = Script(running.engine, self._requests(running, asks, eos_ids), at_once=1, texts=self._texts(asks))
             answers = _by_ask(script.run())
-            counters = read_counters(running.engine.driver.scheduler.stats, open_max=script.open_max, description=running.cluster.describe())
+            stats, seen = running.engine.driver.scheduler.stats, running.cluster.describe()
+            counters = read_counters(stats, open_max=script.open_max, description=seen, ended_by_text=script.ended_by_text)
         finally:
             running.close()
         wanted = {
@@ -147,6 +173,9 @@ class Matrix:
         stops = sum(answers[a.name].tokens[-1] in a.params.stop_token_ids for a in asks)
         ends = sum(not a.params.ignore_eos and answers[a.name].tokens[-1] in self._workload.eos_ids for a in asks)
         sampled = [(entry.top_ids[0], token) for a in asks if a.params.temperature > 0 for entry, token in _entries(answers[a.name])]
+        held = [a for a in asks if a.params.min_tokens]
+        early = sum(token in a.params.stop_token_ids for a in held for token in answers[a.name].tokens[: a.params.min_tokens])
+        texts = sum(bool(a.params.stop) and answers[a.name].finish is FinishReason.STOP for a in asks)
         differ = sum(best != token for best, token in sampled)
         changed = changed_prompts(asks, self._model.spec.vocab_size, quick=self._quick)
         same = self._unnoticed(changed)
@@ -154,17 +183,18 @@ class Matrix:
             "ended_by_length": finishes.count(FinishReason.LENGTH),
             "ended_by_stop_token": stops,
             "ended_by_end_token": ends,
+            "ended_by_stop_string": texts,
+            "held_open_by_min_tokens": len(held),
+            "stops_before_min_tokens": early,
             "sampled_tokens": len(sampled),
             "sampled_tokens_not_greedy": differ,
             "prompts_over_64": sum(len(a.prompt) > 64 for a in asks),
             "changed_prompts": len(changed),
             "changed_prompts_unnoticed": len(same),
         }
-        missed = [
-            f"wanted {key} > 0, found 0"
-            for key in ("ended_by_length", "ended_by_stop_token", "ended_by_end_token", "prompts_over_64", "changed_prompts")
-            if not counters[key]
-        ]
+        missed = [f"wanted {key} > 0, found 0" for key in WANTED_OF_REQUESTS if not counters[key]]
+        if early:
+            missed.append(f"wanted no stop token before min_tokens, found {early}")
         if 3 * differ < len(sampled):
             missed.append(f"wanted a third of {len(sampled)} sampled tokens to differ from greedy, found {differ}")
         if same:
@@ -213,7 +243,8 @@ class Matrix:
             answers = _by_ask(script.run())
             running.close()
             stats = _since(running.engine.driver.scheduler.stats, before)
-            counters = read_counters(stats, open_max=script.open_max, description=running.cluster.describe())
+            seen = running.cluster.describe()
+            counters = read_counters(stats, open_max=script.open_max, description=seen, ended_by_text=script.ended_by_text)
             counters["order"] = names
             missed = self._missed(cell, config, counters) + missed_deployment(cell, counters, layers=running.model.splits)
             missed += [f"wanted an idle engine, found: {line}" for line in running.engine.driver.scheduler.audit()]
@@ -256,7 +287,14 @@ class Matrix:
         neighbours = [build(a) for a in workload.neighbours] if cell["aborts"] == "neighbours" else []
         late = frozenset(f"{a.name}#0" for a in asks if a.late)
         at_once = len(asks) if cell["at_once"] == "all" else int(cell["at_once"])
-        return Script(engine, [build(a) for a in asks], at_once=at_once, late=late, neighbours=neighbours)
+        return Script(engine, [build(a) for a in asks], at_once=at_once, late=late, neighbours=neighbours, texts=self._texts(asks))
+
+    def _texts(self, asks: Sequence[Ask]) -> dict[str, TextStream]:
+        return {f"{ask.name}#0": TextStream(self._tokenizer, stop=ask.params.stop) for ask in asks if ask.params.stop}
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        stream = TextStream(self._tokenizer)
+        return stream.push(tokens).text + stream.finish().text
 
     def _with_forcing_pool(self, cell: Cell, config: EngineConfig, asks: Sequence[Ask]) -> EngineConfig:
         limits = RequestLimits(window=self._window, vocab_size=self._model.spec.vocab_size, eos_ids=())
@@ -268,9 +306,11 @@ class Matrix:
             if cell["cache"] == "warm":
                 self._warm(engine, factory)
             before = dataclasses.replace(engine.scheduler.stats)
-            self._script(engine, factory, cell, asks).run()
+            script = self._script(engine, factory, cell, asks)
+            script.run()
             stats = _since(engine.scheduler.stats, before)
-            return len(self._missed(cell, config, read_counters(stats, open_max=0, description={})))
+            counters = read_counters(stats, open_max=0, description={}, ended_by_text=script.ended_by_text)
+            return len(self._missed(cell, config, counters))
 
         # A pool must hold one request of the window, so that the tightest pools need the smallest window that all requests fit in.
         window = max(len(a.prompt) + (a.params.max_tokens or 0) for a in (*self._workload.asks, *self._workload.neighbours))
@@ -287,7 +327,7 @@ class Matrix:
     def _warm(self, engine: AnyEngine, factory: RequestFactory) -> None:
         """Fill the prefix cache: every prompt once, one token each, one after the other."""
         build = _builder(factory, ())
-        warm = [dataclasses.replace(a, name=f"{a.name}/warm", params=dataclasses.replace(a.params, max_tokens=1)) for a in self._workload.asks]
+        warm = [dataclasses.replace(a, name=f"{a.name}/warm", params=shortened(a.params, 1)) for a in self._workload.asks]
         Script(engine, [build(a) for a in warm], at_once=1).run()
 
     def _requests(self, running: RunningEngine, asks: Sequence[Ask], eos_ids: tuple[int, ...]) -> list[EngineRequest]:

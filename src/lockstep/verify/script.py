@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from lockstep.core.params import LOGPROBS_MAX
 from lockstep.core.request import EngineRequest
 from lockstep.errors import InternalError, LockstepError
 from lockstep.runtime.loop import Sink
+from lockstep.text import TextStream
 from lockstep.verify.workload import Answer
 
 RUN_TIMEOUT_S = 900.0
@@ -39,6 +40,7 @@ class _Open:
 
 class Script:
     """at_once: most requests open at a time (neighbours not counted). late: ids that wait until some other request has ended.
+    texts: of requests with stop strings, which end where the text says so and are aborted then, as a client does (PROTOCOL.md 25).
     A neighbour is aborted when it has `neighbour_tokens` tokens (0: at the first event of anybody)."""
 
     def __init__(
@@ -49,6 +51,7 @@ class Script:
         at_once: int,
         late: frozenset[str] = frozenset(),
         neighbours: Sequence[EngineRequest] = (),
+        texts: Mapping[str, TextStream] | None = None,
     ) -> None:
         self._engine = engine
         self._at_once = at_once
@@ -56,12 +59,14 @@ class Script:
         self._late = deque(r for r in requests if r.request_id in late)
         self._neighbours = {n.request_id: i for i, n in enumerate(neighbours)}
         self._neighbour_requests = list(neighbours)
+        self._texts = texts or {}
         self._aborted: set[str] = set()
         self._open: dict[str, _Open] = {}
         self._answers: dict[str, _Open] = {}
         self._error: LockstepError | None = None
         self._done = threading.Event()
         self.open_max = 0
+        self.ended_by_text = 0
 
     def run(self) -> dict[str, Answer]:
         """Answers by request id, neighbours left out. Raises the engine's error if it stopped."""
@@ -94,12 +99,15 @@ class Script:
     def _take_events(self, events: list[TokenEvent]) -> None:
         for event in events:
             request = self._open[event.request_id]
-            request.tokens.extend(event.token_ids)
-            request.logprobs.extend(event.logprobs)
+            kept = len(event.token_ids) if request.finish is None else 0
+            if (text := self._texts.get(event.request_id)) is not None and kept:
+                kept = self._push(text, request, event)
+            request.tokens.extend(event.token_ids[:kept])
+            request.logprobs.extend(event.logprobs[:kept])
             if (told := event.prompt_logprobs) is not None:
                 request.prompt_logprobs = tuple(told.entry(i, LOGPROBS_MAX) for i in range(len(told)))
             if event.finish_reason is not None:
-                request.finish = event.finish_reason
+                request.finish = request.finish or event.finish_reason
                 self._error = self._error or event.error
                 self._answers[event.request_id] = self._open.pop(event.request_id)
                 if event.request_id not in self._neighbours:
@@ -111,6 +119,16 @@ class Script:
             self._engine.submit_all(following, self._take_events)
         if (not self._open and not self._queue) or self._error is not None:
             self._done.set()
+
+    def _push(self, text: TextStream, request: _Open, event: TokenEvent) -> int:
+        """How many of the event's tokens are the answer's; the engine is told if its text has ended."""
+        delta = text.push(event.token_ids)
+        if delta.stopped is not None:
+            request.finish = FinishReason.STOP
+            if event.finish_reason is None:
+                self.ended_by_text += 1
+                self._engine.abort(event.request_id)
+        return delta.token_count
 
     def _abort_neighbours(self) -> None:
         """The first as soon as anything happens (most often in its prefill), the next after a token, the next after two, ..."""

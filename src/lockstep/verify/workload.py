@@ -1,4 +1,4 @@
-"""The requests that every cell runs: prompts of many lengths with shared prefixes, greedy and sampled, ending by end token, stop token and length.
+"""The requests that every cell runs: prompts of many lengths with shared prefixes, greedy and sampled, ended by tokens, by a string and by length.
 
 Built from the model's own plain answers, so that ends fall where they are wanted on any model. Knows tokens and parameters; runs nothing.
 """
@@ -6,7 +6,7 @@ Built from the model's own plain answers, so that ends fall where they are wante
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ LATE = frozenset({13, 15})
 
 REQUEST_COUNT = len(_PROMPT_SHARES)
 NEIGHBOUR_COUNT = 3
+HELD_OPEN = 7
+STOPPED_BY_TEXT = frozenset({2, 5})
 LOGPROBS = 2
 PROMPT_LOGPROBS: Mapping[int, int] = {2: 0, 6: 2, 14: 1}
 """Alternatives a prompt token, by request. Prompts short enough to be told in one step, so that the plain way does not cut them."""
@@ -137,13 +139,21 @@ def neighbour_asks(asks: Sequence[Ask], window: int) -> tuple[Ask, ...]:
     )
 
 
-def with_ends(asks: Sequence[Ask], answers: Mapping[str, Answer], eos_ids: Sequence[int], window: int) -> Workload:
-    """Give every third request a stop token out of its own answer, let every third end by end token, leave the rest to their length.
-    If none of the latter's answers holds an end token of the model, a token that one of them holds is declared one."""
+def with_ends(
+    asks: Sequence[Ask], answers: Mapping[str, Answer], eos_ids: Sequence[int], window: int, decode: Callable[[Sequence[int]], str]
+) -> Workload:
+    """Give every third request a stop token out of its own answer, let every third end by end token, leave the rest to their length, or to a stop
+    string out of their text. One has its first token for a stop token and must not end for some more.
+    If none of the answers that may end by end token holds one of the model, a token that one of them holds is declared one."""
     ended = []
     for i, ask in enumerate(asks):
         tokens = answers[ask.name].tokens
-        if i % 3 == 1:
+        if i == HELD_OPEN:
+            ended.append(replace(ask, params=replace(ask.params, stop_token_ids=(tokens[0],), min_tokens=max(1, len(tokens) // 2))))
+        elif i in STOPPED_BY_TEXT:
+            stop = _stop_string(tokens, decode)
+            ended.append(replace(ask, params=replace(ask.params, stop=(stop,) if stop else (), ignore_eos=True)))
+        elif i % 3 == 1:
             ended.append(replace(ask, params=replace(ask.params, stop_token_ids=(tokens[2 * len(tokens) // 3],))))
         else:
             ended.append(replace(ask, params=replace(ask.params, ignore_eos=i % 3 == 2)))
@@ -155,13 +165,35 @@ def with_ends(asks: Sequence[Ask], answers: Mapping[str, Answer], eos_ids: Seque
     return Workload(asks=tuple(ended), neighbours=neighbour_asks(asks, window), eos_ids=ends)
 
 
-def truncated(ask: Ask, answer: Answer, eos_ids: Sequence[int]) -> tuple[int, ...]:
-    """What the first pass's answer becomes once the stops are in force: an account of stops that shares no code with the engine's."""
+def _stop_string(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """Some characters of the text in the middle of an answer, whole ones; empty if there are none."""
+    for end in range(len(tokens) // 2, len(tokens)):
+        before, text = decode(tokens[: end - 1]), decode(tokens[:end])
+        if text.startswith(before) and len(text) > len(before) and "\ufffd" not in text[-3:]:
+            return text[-3:]
+    return ""
+
+
+def truncated(ask: Ask, answer: Answer, eos_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[int, ...] | None:
+    """What the first pass's answer becomes once the stops are in force: an account of stops that shares no code with the engine's. None where that
+    cannot be said: a request that must not end yet draws other tokens."""
+    if ask.params.min_tokens:
+        return None
+    for stop in ask.params.stop:
+        for count in range(1, len(answer.tokens) + 1):
+            if stop in decode(answer.tokens[:count]):
+                return answer.tokens[:count]
     stops = set(ask.params.stop_token_ids) | (set() if ask.params.ignore_eos else set(eos_ids))
     for i, token in enumerate(answer.tokens):
         if token in stops:
             return answer.tokens[: i + 1]
     return answer.tokens
+
+
+def shortened(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    """The same for an answer of a few tokens."""
+    fewer = min(max_tokens, params.max_tokens or max_tokens)
+    return replace(params, max_tokens=fewer, min_tokens=min(fewer, params.min_tokens))
 
 
 def changed_prompts(asks: Sequence[Ask], vocab_size: int, *, quick: bool) -> list[tuple[str, Ask]]:
@@ -179,6 +211,6 @@ def changed_prompts(asks: Sequence[Ask], vocab_size: int, *, quick: bool) -> lis
             prompt[position] = (prompt[position] + 1 + position) % vocab_size
             if prompt[position] == ask.prompt[position]:
                 prompt[position] = (prompt[position] + 1) % vocab_size
-            params = replace(ask.params, max_tokens=min(3, ask.params.max_tokens or 3))
+            params = shortened(ask.params, 3)
             changed.append((ask.name, Ask(name=f"{ask.name}/changed-{position}", prompt=tuple(prompt), params=params)))
     return changed
