@@ -22,7 +22,7 @@ from lockstep.errors import CallerError, LinkError
 from lockstep.runtime.messages import StepColumns
 from lockstep.runtime.transport.codec import Codec
 
-VERSION = 2
+VERSION = 3
 """Of the file's format."""
 
 SUFFIX = ".lockstep"
