@@ -11,13 +11,17 @@ if TYPE_CHECKING:
     from lockstep.async_llm import AsyncLLM, AsyncLLMEngine
     from lockstep.core.params import SamplingParams, StructuredOutputsParams
     from lockstep.llm import LLM, CompletionOutput, Logprob, RequestOutput
+    from lockstep.sampling.logits_processor import LogitsEdit, LogitsProcessor, ModelFacts
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "AsyncLLMEngine",
     "CompletionOutput",
+    "LogitsEdit",
+    "LogitsProcessor",
     "Logprob",
+    "ModelFacts",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -33,6 +37,10 @@ def __getattr__(name: str) -> Any:
         from lockstep.core import params
 
         return getattr(params, name)
+    if name in ("LogitsEdit", "LogitsProcessor", "ModelFacts"):
+        from lockstep.sampling import logits_processor
+
+        return getattr(logits_processor, name)
     if name.startswith("AsyncLLM") and name in __all__:
         from lockstep import async_llm
 

@@ -5,7 +5,8 @@ Knows ranges and relations between settings; does not know the model (that is ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal
@@ -38,6 +39,8 @@ class EngineConfig:
     seed: draws the seeds of requests that bring none; None takes them from the operating system.
     generation_config: where sampling defaults come from: "auto" is the model's generation_config.json, "vllm" none, else a folder with such a file.
     override_generation_config: defaults that go before those, by that file's names.
+    logits_processors: classes that change logits for requests that ask for it, by name, "module:Class", or themselves: a class becomes its name,
+    by which every stage finds it again.
     backend: "native" or "reference" (torch). instruction_set: of the native backend; None picks the best this CPU has.
     heartbeat_timeout_s: a stage that is silent for longer is lost. step_timeout_s: a step without a result for longer is stalled.
     startup_timeout_s: stages must be ready by then.
@@ -78,6 +81,7 @@ class EngineConfig:
     seed: int | None = None
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] | None = None
+    logits_processors: Sequence[str | type] | None = ()
     backend: str = "native"
     instruction_set: str | None = None
     heartbeat_timeout_s: float = 5.0
@@ -133,6 +137,7 @@ class EngineConfig:
             raise ConfigError(f"generation_config must be auto, vllm or a folder, got {self.generation_config!r}")
         if not isinstance(self.override_generation_config, (Mapping, NoneType)):
             raise ConfigError(f"override_generation_config must be a mapping of names to numbers, got {self.override_generation_config!r:.100}")
+        object.__setattr__(self, "logits_processors", _class_names(self.logits_processors))
         for name in ("heartbeat_timeout_s", "step_timeout_s", "startup_timeout_s", "restart_backoff_s"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < 1e7:
@@ -154,6 +159,36 @@ class EngineConfig:
     @property
     def microbatch_count(self) -> int:
         return self.microbatches or self.pipeline_parallel_size
+
+
+def _class_names(given: object) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise ConfigError(f"logits_processors must be a list of classes or of their names, module:Class, got {given!r:.100}")
+    names = tuple(_class_name(item) for item in given)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"logits_processors must be different classes, got {', '.join(names)}")
+    return names
+
+
+def _class_name(given: object) -> str:
+    if isinstance(given, str):
+        module, colon, name = given.partition(":")
+        if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+            raise ConfigError(f"logits_processors must be named module:Class, got {given!r:.100}")
+        return given
+    if not isinstance(given, type):
+        raise ConfigError(f"logits_processors must be classes that can be imported, got {given!r:.100}; write it as a class in a module of its own")
+    found: object = sys.modules.get(given.__module__)
+    for part in given.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not given or given.__module__ == "__main__":
+        raise ConfigError(
+            f"logits_processors: {given.__module__}:{given.__qualname__} cannot be imported by that name, as each stage's process has to; "
+            "define the class at the top of a module of its own"
+        )
+    return f"{given.__module__}:{given.__qualname__}"
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:

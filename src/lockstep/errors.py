@@ -12,6 +12,7 @@
     |   |-- StageLostError         a stage died
     |   `-- StalledError           a stage is alive and makes no progress, or no longer answers
     |-- CapacityError          not now: retry later; HTTP 429 or 503
+    |-- PluginError            code that this engine was told to load failed at a request
     `-- InternalError          our bug: a request or the engine is stopped
         |-- DivergenceError        two replicas of the log disagree
         |-- ProvenanceError        KV that attention was about to read is not this request's
@@ -106,6 +107,12 @@ class CapacityError(LockstepError):
 
     http_status = 503
     code = "overloaded"
+
+
+class PluginError(LockstepError):
+    """A plugin that the engine was started with failed at one request, which ends. Its author can tell why; the message says where."""
+
+    code = "plugin_error"
 
 
 class InternalError(LockstepError):

@@ -63,7 +63,7 @@ _TEMPLATE = "the template is the tokenizer's; name another tokenizer folder with
 _TOOLS = "tool calls are not there yet"
 _REASONING = "reasoning parsers are not there yet"
 _EMBEDS = "prompt embeddings are not there yet"
-_LOGITS = "logits processors are not there yet"
+_LOGITS = "a request names no code; load classes with --logits-processors, and requests ask for them by vllm_xargs"
 _STRUCTURE = "structured outputs are always there, by llguidance; what is asked of them comes with the request"
 _LOGPROBS = "log probabilities are of the unfiltered distribution at temperature 1"
 _CHUNKS = "prefill is always chunked, to --max-num-batched-tokens a step"
@@ -196,7 +196,7 @@ FOREIGN: Mapping[str, ForeignSetting] = MappingProxyType(
             _valued(_TRANSFER, "kv_transfer_config kv_events_config"),
             # What requests may ask for.
             _switches(_EMBEDS, "enable_prompt_embeds"),
-            _valued(_LOGITS, "logits_processors logits_processor_pattern"),
+            _valued(_LOGITS, "logits_processor_pattern"),
             _valued(_STRUCTURE, "guided_decoding_backend structured_outputs_config"),
             _except(_LOGPROBS, "logprobs_mode", "raw_logprobs"),
             _except("at most 20 alternatives a token can be asked for", "max_logprobs", 20),

@@ -19,7 +19,7 @@ class Allowance:
 
 
 TABLE: dict[str, Allowance] = {
-    "": Allowance(("llm", "async_llm", "core.params")),
+    "": Allowance(("llm", "async_llm", "core.params", "sampling.logits_processor")),
     "errors": Allowance(),
     "vllm_settings": Allowance(("errors",)),
     "config": Allowance(("errors",)),

@@ -4,6 +4,7 @@ Beside the tests of the recorder, which use it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from lockstep.runtime.replay import Replica
 LENGTH_MAX = 48
 VOCABULARY = 50_000
 SALT = b"salt of a tenant"
+PROCESSORS = (("module:Class", '{"word":"a secret argument"}'),)
 
 Tamper = Callable[[int, int, SlotTable], None]
 """(step, rank, the rank's table), just before that rank runs the step."""
@@ -60,7 +62,9 @@ class RecordedRun:
         self.prompts.append(prompt.tolist())
         stop_ids = tuple(draw.integers(1000, VOCABULARY, 3).tolist())
         ids = np.random.default_rng(index).integers(1000, VOCABULARY, 3).tolist()
-        shaping = Shaping(frequency_penalty=0.5, logit_bias=((ids[0], 1.5),), allowed_token_ids=(ids[1],), bad_words=((ids[2], ids[0]),))
+        shaping = Shaping(
+            frequency_penalty=0.5, logit_bias=((ids[0], 1.5),), allowed_token_ids=(ids[1],), bad_words=((ids[2], ids[0]),), processors=PROCESSORS
+        )
         side = Side(stop_ids=stop_ids, shaping=shaping if index % 2 else Shaping(), cache_salt=SALT, extras={"grammar": b"a secret grammar"})
         sampling: dict[str, Any] = {"seed": int(draw.integers(1 << 62)), "temperature": 0.5, "top_k": 4, "top_p": 0.5, "min_p": 0.25, "side": side}
         length_cap = len(prompt) + int(draw.integers(1, 20))
@@ -95,6 +99,7 @@ class RecordedRun:
         drafts = [self._drafts(int(g), int(k)) for g, k in zip(layout.generation[rows], layout.known[rows], strict=True)]
         digests = np.array([replica.digest.value for replica in self.ranks], np.uint64)
         result = accept(layout, np.array(draws, np.int32), epoch=0, digests=digests, drafts=drafts)
+        result = dataclasses.replace(result, reasons=("a secret reason",) * len(result))
         for replica in self.ranks:
             replica.offer(result)
         self._receive(plan, result)

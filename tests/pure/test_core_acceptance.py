@@ -95,13 +95,23 @@ def test_next_drafts_go_with_a_live_row_and_not_with_an_ended_one() -> None:
 def test_a_run_ends_before_a_position_without_a_next_token_and_a_row_that_begins_with_one_fails() -> None:
     def taken(failed: set[int]) -> tuple[list[int], int]:
         layout = verifying_layout([10, 11], 9)
-        result = accept(layout, np.array([10, 11, 12], np.int32), epoch=0, digests=np.zeros(1, np.uint64), failed=failed)
+        result = accept(layout, np.array([10, 11, 12], np.int32), epoch=0, digests=np.zeros(1, np.uint64), failed=dict.fromkeys(failed, ""))
         return result.tokens.row(0).tolist(), int(result.finishes[0])
 
     assert taken(set()) == ([10, 11, 12], FINISH_NONE)
     assert taken({1, 2}) == ([10], FINISH_NONE)
     assert taken({2}) == ([10, 11], FINISH_NONE)
     assert taken({0, 1, 2}) == ([10], FINISH_FAILED)
+
+
+def test_a_row_that_fails_has_its_reason_and_no_other_row_has_one() -> None:
+    def reasons(failed: dict[int, str]) -> tuple[str, ...]:
+        layout = verifying_layout([10, 11], 9)
+        return accept(layout, np.array([10, 11, 12], np.int32), epoch=0, digests=np.zeros(1, np.uint64), failed=failed).reasons
+
+    assert reasons({0: "it raised"}) == ("it raised",)
+    assert reasons({0: "", 1: "it raised"}) == ()
+    assert reasons({1: "it raised"}) == ()
 
 
 def test_log_probabilities_follow_the_accepted_tokens() -> None:

@@ -48,6 +48,15 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stop_token_ids", "12", "list of token ids"),
     ("stop_token_ids", 12, "list of token ids"),
     ("stop_token_ids", [-1], "integer from 0"),
+    ("extra_args", [1], "mapping of names to values"),
+    ("extra_args", {1: 2}, "mapping of names to values"),
+    ("extra_args", {"": 2}, "mapping of names to values"),
+    ("extra_args", {"a": {"b": 1}}, "numbers, texts, true, false or lists of these for values"),
+    ("extra_args", {"a": [[1]]}, "numbers, texts, true"),
+    ("extra_args", {"a": [None]}, "numbers, texts, true"),
+    ("extra_args", {"a": float("nan")}, "numbers, texts, true"),
+    ("extra_args", {"a": 1 << 63}, "numbers, texts, true"),
+    ("extra_args", {"a": "x" * (16 << 10)}, "at most 16384 bytes as JSON, got 16393"),
 ]
 
 
@@ -69,6 +78,14 @@ def test_what_shapes_logits_becomes_what_cannot_change() -> None:
     params = SamplingParams(logit_bias={"5": 1, 6: -2.5}, allowed_token_ids=[1, 2], bad_words=["a"], bad_words_token_ids=[[3], [4, 5]])  # type: ignore[dict-item,arg-type]
     assert params.logit_bias == {5: 1.0, 6: -2.5}
     assert (params.allowed_token_ids, params.bad_words, params.bad_words_token_ids) == ((1, 2), ("a",), ((3,), (4, 5)))
+
+
+def test_extra_args_are_a_copy_and_none_is_left_out() -> None:
+    given = {"a": [1, "two", 3.5, True], "b": None, "c": ("x",), "d": "\ud800"}
+    params = SamplingParams(extra_args=given)
+    given["a"].append(4)  # type: ignore[union-attr]
+    assert params.extra_args == {"a": [1, "two", 3.5, True], "c": ["x"], "d": "\ud800"}
+    assert SamplingParams(extra_args={"b": None}).extra_args is None
 
 
 @pytest.mark.parametrize("words", [[[]], "ab", [[1], "c"], [["x"]]])

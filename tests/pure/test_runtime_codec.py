@@ -52,6 +52,7 @@ SHAPINGS = st.builds(
     logit_bias=st.lists(st.tuples(SMALL, NUMBERS), max_size=2).map(tuple),
     allowed_token_ids=IDS,
     bad_words=st.lists(IDS, max_size=2).map(tuple),
+    processors=st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=2).map(tuple),
 )
 
 
@@ -125,6 +126,7 @@ def results(draw: st.DrawFn) -> StepResult:
         logprobs=draw(st.sampled_from([None, logprobs])),
         prompt_logprobs=draw(st.sampled_from([None, of_prompts])),
         digests=draw(DIGESTS),
+        reasons=draw(st.sampled_from([(), tuple("why" for _ in rows)])),
     )
 
 

@@ -63,7 +63,7 @@ WRONG_ANSWERS: dict[str, tuple[list[Answer], str]] = {
     "an end without a reason": ([Answer(0, 5, [4], FINISH_LENGTH)], "finish 2 came, 0 is right"),
     "a stop that goes on": ([Answer(0, 5, [STOP])], "finish 0 came, 1 is right"),
     "tokens behind a stop": ([Answer(0, 5, [STOP, 4], FINISH_STOP)], "stop at 0"),
-    "a failure of a request without a grammar": ([Answer(0, 5, [4], FINISH_FAILED)], "no grammar to say so"),
+    "a failure of a request without a grammar": ([Answer(0, 5, [4], FINISH_FAILED)], "no grammar or processor to say so"),
     "a stop that is called a length": ([Answer(0, 5, [STOP], FINISH_LENGTH)], "finish 2 came, 1 is right"),
 }
 
@@ -210,8 +210,9 @@ def test_what_clients_are_told_is_what_is_due(events: list[TokenEvent]) -> None:
     assert set(caught.value.request_ids) == {"a", *(event.request_id for event in events)}
 
 
-def test_a_grammar_without_a_next_token_ends_its_request_and_delivers_none() -> None:
-    side = Side(shaping=Shaping(grammar="g"))
+@pytest.mark.parametrize("shaping", [Shaping(grammar="g"), Shaping(processors=(("module:Class", "{}"),))])
+def test_a_request_that_is_left_without_a_next_token_ends_and_gets_none(shaping: Shaping) -> None:
+    side = Side(shaping=shaping)
     ledger = DeliveryLedger()
     ledger.open(make_request("a", [1, 2, 3], 5, side=side, **ASKED))
     ledger.note_plan(plan(0, 3, admits=[dataclasses.replace(admission(side_hash=side.hash64(), kv_salt=side.kv_salt()), side=side)]), ["a"])

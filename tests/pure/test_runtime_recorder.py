@@ -294,7 +294,7 @@ def test_token_ids_are_in_a_file_only_on_request(tmp_path: Path) -> None:
     with_tokens, without = (unpacked(dumped(run, tmp_path, error=error, with_tokens=kept, incident=f"{kept}")) for kept in (True, False))
     assert sum(part in with_tokens for part in runs) > 30
     assert not any(part in without for part in itertools.chain(runs, runs_of_three(generated)))
-    for secret in (SALT, b"a secret grammar"):
+    for secret in (SALT, b"a secret grammar", b"a secret argument", b"a secret reason"):
         assert secret in with_tokens
         assert secret not in without
 

@@ -86,6 +86,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="whose generation_config.json gives requests their sampling defaults: the model's, nobody's, a folder's (default: %(default)s)",
     )
     other.add_argument("--override-generation-config", metavar="JSON", type=json_object, help="such defaults: '{\"temperature\": 0.5}'")
+    other.add_argument(
+        "--logits-processors",
+        metavar="MODULE:CLASS",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="classes that change logits for requests that ask for it, see docs/PLUGINS.md; may be given several times",
+    )
     other.add_argument("--seed", type=count, help="draws the seeds of requests that bring none (default: from the operating system)")
     other.add_argument("--backend", default=d["backend"], choices=("native", "reference"), help="reference is plain torch (default: %(default)s)")
     other.add_argument("--config", metavar="FILE", help="YAML: flag names without dashes, and their values; flags given beside it override")

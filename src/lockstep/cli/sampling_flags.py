@@ -30,6 +30,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, max_tokens: int | Non
         metavar="JSON",
         help='what answers must look like: {"json": SCHEMA}, {"regex": "..."}, {"choice": [...]}, {"grammar": "..."} or {"json_object": true}',
     )
+    sampling.add_argument("--extra-args", type=json_object, metavar="JSON", help="arguments of --logits-processors, by name")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
 
 
@@ -37,6 +38,6 @@ def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams = Sa
     """What was asked for, and the defaults (the model's, once they are known) for the rest. Raises InvalidRequestError naming the parameter that is
     out of range."""
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
-    names = ("structured_outputs", "n", "temperature", "top_p", "top_k", "min_p", *penalties, "max_tokens", "stop", "ignore_eos")
+    names = ("structured_outputs", "extra_args", "n", "temperature", "top_p", "top_k", "min_p", *penalties, "max_tokens", "stop", "ignore_eos")
     asked = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     return replace(defaults, **{"max_tokens": None, "seed": arguments.sampling_seed} | asked)

@@ -5,7 +5,8 @@ Nothing else ends a request in the log, and nothing here predicts: every row tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from lockstep.core.ragged import Ragged
 from lockstep.core.records import PromptLogprobs, StepResult
 from lockstep.core.schema import FINISH_FAILED, FINISH_LENGTH, FINISH_NONE, FINISH_STOP
 from lockstep.core.types import I32, U64
+
+_NONE: Mapping[int, str] = MappingProxyType({})
 
 
 def accept(
@@ -26,19 +29,20 @@ def accept(
     logprobs: LogprobColumns | None = None,
     prompt_logprobs: LogprobColumns | None = None,
     drafts: Sequence[Sequence[int]] = (),
-    failed: Collection[int] = (),
+    failed: Mapping[int, str] = _NONE,
 ) -> StepResult:
     """sampled: int32 [S], the target's own draw at each sampled position. A draft is accepted while it equals the draw there; the draw behind the
     last accepted draft is the row's own new token. The earliest token that stops the request or fills its cap ends it; at one token, a stop wins over
     the cap.
     drafts: next drafts, one sequence a sampling row (empty: none); those of an ended request are left out. logprobs: one row a sampled position
     [S]. prompt_logprobs: one row for each of the layout's prompt targets.
-    failed: sampled positions whose grammar has no next token. A run ends before one; a row that begins with one fails."""
+    failed: sampled positions without a next token, and what a logits processor failed with there, empty if none did. A run ends before one; a row
+    that begins with one fails."""
     count = len(layout.sample_row)
     assert len(sampled) == layout.sample_starts[-1], (len(sampled), layout.sample_starts)
     assert len(drafts) in (0, count), (len(drafts), count)
     assert logprobs is None or len(logprobs.logprobs) == len(sampled), len(sampled)
-    accepted, finishes = [], np.zeros(count, np.int32)
+    accepted, finishes, reasons = [], np.zeros(count, np.int32), [""] * count
     kept: list[int] = []
     stops = [frozenset(layout.stop_ids.row(i).tolist()) for i in range(count)]
     for i, row in enumerate(layout.sample_row.tolist()):
@@ -51,7 +55,7 @@ def accept(
                 break
             run.append(token)
             if first + position in failed:
-                finishes[i] = FINISH_FAILED
+                finishes[i], reasons[i] = FINISH_FAILED, failed[first + position]
                 break
             finishes[i] = FINISH_STOP if token in stops[i] else FINISH_LENGTH if len(run) == room else FINISH_NONE
             if finishes[i] or position == len(proposed) or proposed[position] != token:
@@ -72,6 +76,7 @@ def accept(
         logprobs=columns,
         prompt_logprobs=None if prompt_logprobs is None else _of_prompts(layout, prompt_logprobs),
         digests=digests,
+        reasons=tuple(reasons) if any(reasons) else (),
     )
 
 

@@ -5,6 +5,7 @@ Names and defaults are vLLM's `SamplingParams`, so that scripts move over unchan
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ PENALTY_LEAST = 0.01
 
 SPELLINGS_MAX = 3 * BAD_WORDS_MAX
 """Of all bad words: as it stands, without its spaces, behind one."""
+
+EXTRA_ARGS_BYTES_MAX = 16 << 10
+"""As JSON: every replica of the log keeps them, and they are read anew at every token."""
 
 LOGPROBS_MAX = 20
 CHOICES_MAX = 128
@@ -110,6 +114,7 @@ class SamplingParams:
     logprobs: None, or how many of the best alternatives (0..20) to report beside each sampled token's log probability.
     prompt_logprobs: the same for each token of the prompt but the first.
     structured_outputs: what the answer must look like; a mapping becomes a `StructuredOutputsParams`.
+    extra_args: arguments of logits processors that the engine has loaded, by name: numbers, texts, true, false, or lists of these.
     skip_special_tokens: leave special tokens out of the text.
 
     Raises InvalidRequestError naming the parameter.
@@ -136,6 +141,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    extra_args: Mapping[str, Any] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -156,6 +162,7 @@ class SamplingParams:
                 _integer(name, getattr(self, name), 0, LOGPROBS_MAX)
         self._check_shaping()
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+        object.__setattr__(self, "extra_args", _extra_args(self.extra_args))
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -182,6 +189,36 @@ class SamplingParams:
         if not isinstance(words, Sequence) or len(words) > SPELLINGS_MAX or not all(words):
             raise InvalidRequestError(f"bad_words_token_ids must be at most {SPELLINGS_MAX} lists of token ids", param="bad_words")
         object.__setattr__(self, "bad_words_token_ids", tuple(_token_ids("bad_words_token_ids", word) for word in words))
+
+
+def _extra_args(value: object) -> Mapping[str, Any] | None:
+    """A copy. An argument that is None is as good as left out."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        raise _unfit_arguments(f"must be a mapping of names to values, got {value!r:.200}")
+    found: dict[str, Any] = {}
+    for name, given in value.items():
+        several = isinstance(given, (list, tuple))
+        if given is not None and not all(map(_is_plain, given if several else [given])):
+            raise _unfit_arguments(f"must have numbers, texts, true, false or lists of these for values, got {given!r:.200} for {name!r:.60}")
+        if given is not None:
+            found[name] = list(given) if several else given
+    size = len(json.dumps(found))
+    if size > EXTRA_ARGS_BYTES_MAX:
+        raise _unfit_arguments(f"must have at most {EXTRA_ARGS_BYTES_MAX} bytes as JSON, got {size}")
+    return found or None
+
+
+def _is_plain(value: object) -> bool:
+    """JSON has it, and no reader of JSON takes it for something else."""
+    if isinstance(value, (bool, str)):
+        return True
+    return -(1 << 63) <= value < 1 << 63 if isinstance(value, int) else isinstance(value, float) and math.isfinite(value)
+
+
+def _unfit_arguments(words: str) -> InvalidRequestError:
+    return InvalidRequestError(f"extra_args {words}", param="extra_args")
 
 
 def _biases(value: object) -> Mapping[int, float] | None:

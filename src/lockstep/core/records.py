@@ -250,6 +250,7 @@ class PromptLogprobs:
 class StepResult:
     """What the sampling rank decided in step `step`: per sampled (slot, generation) the accepted tokens, the finish code and the next drafts.
     logprobs: of the accepted tokens, in their order; NaN for a row that asked for none.
+    reasons: what a logits processor failed with, one a row, empty where none did; empty as a whole where no row's did. Outside the digest.
     digests: uint64, of every rank that the step passed through, first stage first; the last is the sampling rank's own."""
 
     epoch: int
@@ -262,10 +263,12 @@ class StepResult:
     logprobs: LogprobColumns | None = None
     prompt_logprobs: PromptLogprobs | None = None
     digests: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = (len(self.slots), len(self.generations), len(self.tokens), len(self.finishes), len(self.drafts))
         assert len(set(lengths)) == 1, lengths
+        assert len(self.reasons) in (0, len(self.slots)), (len(self.reasons), len(self.slots))
 
     def __len__(self) -> int:
         return len(self.slots)

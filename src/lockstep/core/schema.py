@@ -53,7 +53,8 @@ ADMITTED: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.in
 COLUMN_BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 
 FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_FAILED = 0, 1, 2, 3
-"""Finish codes in results and in the column `finished`. FAILED: the request's grammar has no next token; the token that comes with it is nobody's."""
+"""Finish codes in results and in the column `finished`. FAILED: what guides the request leaves no next token, or fails itself; the token that comes
+with it is nobody's."""
 
 MARK_VOID, MARK_TOKEN, MARK_EMBEDDING = 0, 1, 2
 """What a position of the known sequence is: nothing yet, a token id, or an embedding given by the caller."""

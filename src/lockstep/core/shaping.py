@@ -19,6 +19,7 @@ class Shaping:
     drawn.
     logit_bias: (id, added to its logit), each id once. allowed_token_ids: only these are drawn; empty allows all. bad_words: token sequences that the
     output does not come to hold. grammar: source of what the output must be a beginning of, and be whole where it ends; empty for anything.
+    processors: (name, its arguments as JSON) of each logits processor that is asked, in the order in which they were loaded.
     """
 
     repetition_penalty: float = 1.0
@@ -29,6 +30,7 @@ class Shaping:
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""
+    processors: tuple[tuple[str, str], ...] = ()
 
     @property
     def penalises(self) -> bool:
@@ -37,7 +39,12 @@ class Shaping:
     @property
     def reads_history(self) -> bool:
         """The sampler needs the tokens before the position, not only how many there are."""
-        return self.penalises or bool(self.grammar) or any(len(word) > 1 for word in self.bad_words)
+        return self.penalises or self.is_guided or any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def is_guided(self) -> bool:
+        """Something says at each position which ids may come, and may say that none may."""
+        return bool(self.grammar or self.processors)
 
     @property
     def grammar_key(self) -> str:
@@ -54,8 +61,9 @@ class Shaping:
         numbers = struct.pack("<dddq", self.repetition_penalty, self.presence_penalty, self.frequency_penalty, self.min_tokens)
         biases = b"".join(struct.pack("<qd", token, bias) for token, bias in self.logit_bias)
         words = b"".join(_ids(word) for word in self.bad_words)
-        counts = struct.pack("<qq", len(self.logit_bias), len(self.bad_words))
-        return b"".join([numbers, counts, biases, _ids(self.allowed_token_ids), words, self.grammar.encode()])
+        counts = struct.pack("<qqq", len(self.logit_bias), len(self.bad_words), len(self.processors))
+        texts = [text.encode() for pair in self.processors for text in pair] + [self.grammar.encode()]
+        return b"".join([numbers, counts, biases, _ids(self.allowed_token_ids), words, *(struct.pack("<q", len(text)) + text for text in texts)])
 
 
 def _ids(ids: Iterable[int]) -> bytes:

@@ -2,6 +2,7 @@
 
 model      opens a checkpoint, reads its spec, decides dtype, window and split
 generation sampling defaults that a model recommends
+processors finds logits processors by name
 stages     builds one stage: backend, program, packed weights, KV, executor
 engine     puts driver, scheduler and stages together, in this process or in several
 __main__   the entry of a stage's process

@@ -19,6 +19,7 @@ from lockstep.errors import LockstepError
 from lockstep.launch.grammars import GrammarChecker
 from lockstep.launch.kv_pools import choose_block_counts, scheduler_config
 from lockstep.launch.model import ResolvedModel, resolve_model, stage_config
+from lockstep.launch.processors import AGREEMENT, LoadedProcessors
 from lockstep.launch.recordings import check_folder, make_recording_folder
 from lockstep.launch.stages import PackedWeights, StageAssembly, fingerprint, make_backend, table_shape
 from lockstep.runtime.driver import Driver
@@ -31,6 +32,7 @@ from lockstep.runtime.transport.cluster import Cluster
 from lockstep.runtime.transport.local import LocalCluster
 from lockstep.runtime.transport.process import ProcessCluster
 from lockstep.runtime.transport.watch import Timeouts
+from lockstep.sampling.processor_set import ProcessorSet
 
 RESTART_WINDOW_S = 600.0
 """`max_restarts` is of failures within the last ten minutes."""
@@ -70,16 +72,19 @@ def launch_engine(
     as a stage's process, stage_environment: its whole environment, None is this process's own. Tests that break a stage pass theirs.
     Raises CallerError before anything runs, PeerError if a stage does not come up."""
     model, folder = model or resolve_model(config), check_folder(config)
+    loaded = LoadedProcessors(config, model)
     cluster: Cluster
     if config.in_processes:
         processes = _launch_processes(config, model, stage_module, stage_environment)
-        cluster, block_counts, numerics = processes, processes.block_counts, processes.hellos[0].agreement["numerics"]
+        cluster, block_counts, agreement = processes, processes.block_counts, processes.hellos[0].agreement
     else:
         weights = weights or PackedWeights(make_backend(config), model)
         cluster, block_counts = _launch_local(config, model, weights)
-        numerics = weights.backend.numerics
+        agreement = {"numerics": weights.backend.numerics, AGREEMENT: loaded.identity}
     try:
-        return _start(config, model, cluster, block_counts, folder, fingerprint(model, numerics), on_failure)
+        loaded.check(agreement)
+        identity = fingerprint(model, agreement["numerics"]) + loaded.suffix
+        return _start(config, model, cluster, block_counts, folder, identity, loaded.processors, on_failure)
     except BaseException:
         cluster.close()
         raise
@@ -92,6 +97,7 @@ def _start(
     block_counts: tuple[int, ...],
     folder: Path | None,
     identity: str,
+    processors: ProcessorSet,
     on_failure: Callable[[LockstepError], None] | None,
 ) -> RunningEngine:
     shape, recordings = table_shape(config, model), make_recording_folder(config, folder, identity)
@@ -113,7 +119,7 @@ def _start(
         model=model,
         engine=Engine(driver, cluster, queue_max=config.queue_max, restarts=restarts, dumper=recordings, on_failure=on_failure),
         cluster=cluster,
-        factory=RequestFactory(limits, SeedSource(config.seed), checker),
+        factory=RequestFactory(limits, SeedSource(config.seed), checker, processors),
         checker=checker,
         fingerprint=identity,
     )

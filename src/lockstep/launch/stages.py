@@ -17,6 +17,7 @@ from lockstep.core.table import SlotTable, TableShape
 from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.launch.grammars import vocabulary_of
 from lockstep.launch.model import ResolvedModel
+from lockstep.launch.processors import AGREEMENT, LoadedProcessors
 from lockstep.models.families import WeightSource, weight_sources
 from lockstep.models.split import kv_bytes_per_block
 from lockstep.ops.backend import Backend, Executable, Limits, PackedWeight
@@ -118,6 +119,7 @@ class StageAssembly:
         self._program = model.program(index)
         self._weights = weights.of(self._program)
         self._executable: Executable | None = None
+        self._loaded = LoadedProcessors(config, model)
         self._grammars = GrammarShelf(lambda: vocabulary_of(config, model), max(64, config.max_num_seqs)) if self._program.samples else None
 
     def hello(self) -> StageHello:
@@ -135,6 +137,7 @@ class StageAssembly:
                 "window": str(self._model.window),
                 "slots": str(self._config.max_num_seqs),
                 "wire": str(VERSION),
+                AGREEMENT: self._loaded.identity,
             },
             layers=(layers.start, layers.stop),
             kv_block_bytes=kv_bytes_per_block(self._program, self._model.dtype, self._config.block_size, len(self._model.spec.kv_windows)),
@@ -158,7 +161,7 @@ class StageAssembly:
                 Provenance(count, config.block_size, group, window)
                 for group, (count, window) in enumerate(zip(start.block_counts, self._model.spec.kv_windows, strict=True))
             ],
-            executor=ProgramExecutor(self._program, self._executable, self._grammars),
+            executor=ProgramExecutor(self._program, self._executable, self._grammars, self._loaded.processors),
             grammars=self._grammars,
             layers=layers,
             checks=config.runtime_checks,

@@ -23,7 +23,7 @@ from lockstep.core.request import EngineRequest, LiveRequest
 from lockstep.core.scheduler import Scheduler
 from lockstep.core.schema import FINISH_STOP
 from lockstep.core.table import SlotTable
-from lockstep.errors import DivergenceError, InternalError, InvalidRequestError, LedgerError, LogError
+from lockstep.errors import DivergenceError, InternalError, InvalidRequestError, LedgerError, LockstepError, LogError, PluginError
 from lockstep.runtime.ledger import DeliveryLedger
 from lockstep.runtime.messages import GrammarReport, GrammarRequest, ImportReport
 from lockstep.runtime.replay import Replica, no_clock
@@ -364,15 +364,25 @@ def _event(delivery: Delivery, logprobs: LogprobColumns | None, result: StepResu
         logprobs=entries,
         prompt_logprobs=delivery.prompt_logprobs,
         finish_reason=delivery.finish,
-        error=_no_next_token(delivery.index) if delivery.finish is FinishReason.ERROR else None,
+        error=_no_next_token(delivery, result) if delivery.finish is FinishReason.ERROR else None,
         stop_token=delivery.tokens[-1] if result.finishes[delivery.row] == FINISH_STOP else None,
         cached_tokens=max(0, request.cached_tokens),
     )
 
 
-def _no_next_token(delivered: int) -> InvalidRequestError:
+def _no_next_token(delivery: Delivery, result: StepResult) -> LockstepError:
+    if result.reasons and result.reasons[delivery.row]:
+        return PluginError(f"after {delivery.index} tokens: {result.reasons[delivery.row]}")
+    shaping = delivery.request.spec.side.shaping
+    if not shaping.processors:
+        return InvalidRequestError(
+            f"structured_outputs: after {delivery.index} tokens the grammar has no next one, within its limits and among the ids that the request "
+            "allows; make it simpler, or allow more",
+            param="structured_outputs",
+        )
+    names = ", ".join(name for name, _ in shaping.processors)
     return InvalidRequestError(
-        f"structured_outputs: after {delivered} tokens the grammar has no next one, within its limits and among the ids that the request "
-        "allows; make it simpler, or allow more",
-        param="structured_outputs",
+        f"extra_args: after {delivery.index} tokens no next one is left of what {names}{' and the grammar' if shaping.grammar else ''} allow and the "
+        "request does; ask for less, or allow more",
+        param="extra_args",
     )

@@ -18,17 +18,20 @@ from lockstep.ops.program import Program
 from lockstep.ops.step import LogitEdits, SamplingInputs, StepInputs
 from lockstep.runtime.stage import Sampled
 from lockstep.sampling.grammar_shelf import GrammarShelf
+from lockstep.sampling.processor_set import ProcessorSet
 from lockstep.sampling.shaper import ShapedRow, Shaper
 
 
 class ProgramExecutor:
-    """executable: `program` bound to weights and KV by some backend. grammars: for the sampler, if requests may have some."""
+    """executable: `program` bound to weights and KV by some backend. grammars, processors: for the sampler, if requests may have some."""
 
-    def __init__(self, program: Program, executable: Executable, grammars: GrammarShelf | None = None) -> None:
+    def __init__(
+        self, program: Program, executable: Executable, grammars: GrammarShelf | None = None, processors: ProcessorSet | None = None
+    ) -> None:
         self._program = program
         self.executable = executable
         widths = [program.buffers[op.inputs[0]].width for op in program.ops if op.kind == "sample"]
-        self._shaper = Shaper(widths[0], grammars) if widths else None
+        self._shaper = Shaper(widths[0], grammars, processors) if widths else None
 
     def execute(self, layout: BatchLayout, tensors: Mapping[str, F32]) -> Mapping[str, F32] | Sampled:
         """Outputs are fresh arrays, so whoever sends them owns them until they are sent."""
@@ -48,7 +51,7 @@ class ProgramExecutor:
             tokens=samples.tokens[:drawn],
             logprobs=columns.rows(slice(0, drawn)) if (layout.sampling.logprob_count >= 0).any() else None,
             prompt_logprobs=columns.rows(slice(drawn, None)) if told else None,
-            failed=frozenset(self._shaper.failures) if self._shaper is not None else frozenset(),
+            failed=dict(self._shaper.failures) if self._shaper is not None else {},
         )
 
 

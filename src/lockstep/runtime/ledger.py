@@ -181,13 +181,18 @@ class DeliveryLedger:
         if account is None:
             return
         if finish == FINISH_FAILED:
-            if len(tokens) != 1 or not account.request.side.shaping.grammar:
-                self._fail(step, slot, held.generation, f"it failed for want of a next token, with {len(tokens)} tokens and no grammar to say so")
+            if len(tokens) != 1 or not account.request.side.shaping.is_guided:
+                self._fail(
+                    step,
+                    slot,
+                    held.generation,
+                    f"it failed for want of a next token, with {len(tokens)} tokens and no grammar or processor to say so",
+                )
             return
         if account.allowed and not account.allowed.issuperset(tokens):
             self._fail(step, slot, held.generation, f"tokens came that are not among the {len(account.allowed)} that are allowed")
         early = tokens[: max(0, account.request.side.shaping.min_tokens - account.delivered)]
-        if not account.request.side.shaping.grammar and not account.stops.isdisjoint(early):  # a grammar may have nothing left but the end
+        if not account.request.side.shaping.is_guided and not account.stops.isdisjoint(early):  # what guides it may leave nothing but the end
             self._fail(step, slot, held.generation, f"a stop came before {account.request.side.shaping.min_tokens} tokens")
         stop = next((i for i, token in enumerate(tokens) if token in account.stops), None)
         full = len(account.tokens) + len(tokens) - account.request.length_cap

@@ -87,6 +87,7 @@ class Rekey:
             logit_bias=tuple((token, bias) for token, (_, bias) in biased),
             allowed_token_ids=self._listed(shaping.allowed_token_ids),
             bad_words=tuple(self._listed(word) for word in shaping.bad_words),
+            processors=tuple((name, self._hash(arguments.encode(), 16, b"arguments").hex()) for name, arguments in shaping.processors),
         )
 
     def _listed(self, ids: Sequence[int]) -> tuple[int, ...]:
@@ -111,6 +112,7 @@ class Rekey:
             digests=self.words(result.digests),
             logprobs=None,
             prompt_logprobs=None,
+            reasons=(),
         )
 
     def table(self, taken: TableSnapshot) -> TableSnapshot:

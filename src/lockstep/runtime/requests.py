@@ -16,6 +16,7 @@ from lockstep.core.request import EngineRequest
 from lockstep.core.shaping import Shaping
 from lockstep.errors import InvalidRequestError
 from lockstep.sampling.grammar import grammar_source
+from lockstep.sampling.processor_set import ProcessorSet
 
 TEMPERATURE_LEAST = 1e-5
 """Below it a request is greedy, as in vLLM: dividing by less would leave the range of float32."""
@@ -47,12 +48,20 @@ class SeedSource:
 
 
 class RequestFactory:
-    """Builds requests for one engine. check_grammar: says in words why a grammar does not compile, or nothing; it may take seconds."""
+    """Builds requests for one engine. check_grammar: says in words why a grammar does not compile, or nothing; it may take seconds. processors: those
+    that are loaded."""
 
-    def __init__(self, limits: RequestLimits, draw_seed: Callable[[], int], check_grammar: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self,
+        limits: RequestLimits,
+        draw_seed: Callable[[], int],
+        check_grammar: Callable[[str], str] | None = None,
+        processors: ProcessorSet | None = None,
+    ) -> None:
         self.limits = limits
         self._draw_seed = draw_seed
         self._check_grammar = check_grammar
+        self._processors = processors or ProcessorSet({}, limits.vocab_size)
 
     def grammar_of(self, params: SamplingParams) -> str:
         """The source of what the answer must look like, empty for anything. May take seconds the first time: not for an event loop's thread.
@@ -78,7 +87,7 @@ class RequestFactory:
     ) -> EngineRequest:
         """Choice `choice` of a request; choices of one request share a prompt, and later ones follow the first into its blocks.
         Raises InvalidRequestError naming the parameter: empty prompt, ids outside the vocabulary, prompt or output over the window (both numbers
-        named)."""
+        named), arguments that no processor takes. Raises PluginError if a processor fails at them."""
         prompt = self._checked_prompt(prompt_token_ids)
         window = self.limits.window
         if len(prompt) >= window:
@@ -96,7 +105,9 @@ class RequestFactory:
                 param="max_tokens",
             )
         self._check_ids(params)
+        asked = self._processors.arguments_of(params.extra_args)
         stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.limits.eos_ids))
+        shaping = _shaping(params, stop_ids, self.limits.vocab_size)
         return EngineRequest(
             request_id=f"{request_id}#{choice}",
             prompt=prompt,
@@ -110,7 +121,7 @@ class RequestFactory:
             prompt_logprob_count=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             priority=priority,
             sibling_of=f"{request_id}#0" if choice else None,
-            side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=_shaping(params, stop_ids, self.limits.vocab_size, self.grammar_of(params))),
+            side=Side(stop_ids=tuple(sorted(stop_ids)), shaping=replace(shaping, grammar=self.grammar_of(params), processors=asked)),
         )
 
     def _check_ids(self, params: SamplingParams) -> None:
@@ -144,8 +155,8 @@ class RequestFactory:
         return wide.astype(np.int32)
 
 
-def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int, grammar: str) -> Shaping:
-    """Raises InvalidRequestError where it would leave nothing to choose from."""
+def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int) -> Shaping:
+    """Without what guides it. Raises InvalidRequestError where it would leave nothing to choose from."""
     shaping = Shaping(
         repetition_penalty=float(params.repetition_penalty),
         presence_penalty=float(params.presence_penalty),
@@ -154,7 +165,6 @@ def _shaping(params: SamplingParams, stop_ids: Collection[int], vocab_size: int,
         logit_bias=tuple(sorted((params.logit_bias or {}).items())),
         allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
         bad_words=tuple(dict.fromkeys(params.bad_words_token_ids)),
-        grammar=grammar,
     )
     never = {word[0] for word in shaping.bad_words if len(word) == 1}
     allowed = shaping.allowed_token_ids or range(vocab_size)

@@ -10,8 +10,8 @@ It knows no links, processes, clocks or model; compute is behind `Executor`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -36,13 +36,13 @@ DRIVER = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """What the last stage's compute drew: tokens int32 [S], log probabilities [S] if any row wants them and those of the layout's prompt targets
-    [P] if it has any, next drafts a sampling row (empty: none). failed: positions of S whose grammar has no next token."""
+    [P] if it has any, next drafts a sampling row (empty: none). failed: positions of S without a next token, as `accept` has them."""
 
     tokens: I32
     logprobs: LogprobColumns | None = None
     prompt_logprobs: LogprobColumns | None = None
     drafts: Sequence[Sequence[int]] = ()
-    failed: Collection[int] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 class Executor(Protocol):

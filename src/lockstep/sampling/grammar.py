@@ -129,7 +129,7 @@ class GrammarState:
         for i, draft in enumerate(drafts):
             matcher = matcher.deep_copy() if i == 0 else matcher
             mask = found[-1]
-            if mask is None or not _may(mask, draft):
+            if mask is None or not may_come(mask, draft):
                 return found + [mask] * (len(drafts) - i)
             if not matcher.is_stopped():
                 matcher.consume_token(draft)
@@ -150,5 +150,6 @@ class GrammarState:
         return None if matcher.is_error() or not mask.any() else mask
 
 
-def _may(mask: U32, token: int) -> bool:
+def may_come(mask: U32, token: int) -> bool:
+    """A mask as `next_ids` gives it has the token."""
     return bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))

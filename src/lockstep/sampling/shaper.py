@@ -1,4 +1,5 @@
-"""`Shaper`: the logit edits of a step, from its rows: penalties, biases, min_tokens, bad words, allowed ids, position by position inside a draft.
+"""`Shaper`: the logit edits of a step, from its rows: penalties, biases, min_tokens, bad words, allowed ids, grammars, logits processors, position by
+position inside a draft.
 
 The order is vLLM's: allowed ids, biases and what is taken away, then penalties. It knows token prefixes and vocabularies; not who holds a slot, nor
 how logits are made.
@@ -12,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lockstep.core.shaping import Shaping
-from lockstep.errors import InternalError
+from lockstep.errors import InternalError, PluginError
 from lockstep.ops.step import F32, I32, U32, LogitEdits
 from lockstep.sampling.counts import TokenCounts
-from lockstep.sampling.grammar import GrammarState
+from lockstep.sampling.grammar import GrammarState, may_come
 from lockstep.sampling.grammar_shelf import GrammarShelf
+from lockstep.sampling.processor_set import CheckedEdit, ProcessorSet
 
 NEVER = float("-inf")
 
@@ -65,15 +67,17 @@ class ShapedRow:
 
 
 class Shaper:
-    """vocab_size: width of the logits. shelf: of compiled grammars, if requests may have some. For a step's rows in their order; keeps per slot what
-    it counted and where it is in its grammar. failures: sampled positions of the last step at which no id may come."""
+    """vocab_size: width of the logits. shelf: of compiled grammars, processors: logits processors, if requests may have some. For a step's rows in
+    their order; keeps per slot what it counted and where it is in its grammar. failures: sampled positions of the last step at which no id may come,
+    and what a processor failed with there, empty if none did."""
 
-    def __init__(self, vocab_size: int, shelf: GrammarShelf | None = None) -> None:
+    def __init__(self, vocab_size: int, shelf: GrammarShelf | None = None, processors: ProcessorSet | None = None) -> None:
         self._vocab_size = vocab_size
         self._shelf = shelf
+        self._processors = processors or ProcessorSet({}, vocab_size)
         self._counts: dict[int, tuple[int, TokenCounts]] = {}
         self._states: dict[int, tuple[int, GrammarState]] = {}
-        self.failures: set[int] = set()
+        self.failures: dict[int, str] = {}
 
     def edits(self, rows: Sequence[ShapedRow]) -> LogitEdits | None:
         """None if no sampled position of the rows has any."""
@@ -93,12 +97,17 @@ class Shaper:
             return
         counts = self._counted(row) if shaping.penalises else None
         output = row.prefix[row.prompt_length :][-_longest(shaping) :].tolist()
-        masks = self._masks(row, len(found.mask_rows))
+        first = len(found.mask_rows)
+        masks = self._masks(row, first)
+        asked = self._asked(row, first, masks)
         for j in range(len(row.drafts) + 1):
             output_count = row.known + j - row.prompt_length
             if shaping.logit_bias:
                 ids, biases = zip(*shaping.logit_bias, strict=True)
                 found.add(np.array(ids, np.int32), bias=np.array(biases, np.float32))
+            edit = asked[j]
+            if edit is not None:
+                found.add(edit.ids, bias=edit.biases)
             stops = row.stop_ids if output_count < shaping.min_tokens else ()
             never = _never(shaping, [*output, *row.drafts[:j]], stops, masks[j], self._vocab_size)
             if never:
@@ -119,10 +128,35 @@ class Shaper:
         for j, mask in enumerate(self._followed(row).masks(row.prefix[row.prompt_length :].tolist(), row.drafts)):
             both = mask if mask is None or allowed is None else mask & allowed
             if both is None or not both.any():
-                self.failures.add(first + j)
+                self.failures[first + j] = ""
                 both = None
             masks.append(both)
         return masks
+
+    def _asked(self, row: ShapedRow, first: int, masks: list[U32 | None]) -> list[CheckedEdit | None]:
+        """What the request's processors change at each of the row's positions; narrows `masks` by what they allow. Behind a draft that may not come
+        they are not asked: nobody gets there. A position at which they fail, or leave nothing, is among `failures` and has no mask."""
+        edits: list[CheckedEdit | None] = [None] * len(masks)
+        if not row.shaping.processors:
+            return edits
+        prompt, output = row.prefix[: row.prompt_length], row.prefix[row.prompt_length :]
+        for j in range(len(masks)):
+            if first + j in self.failures:
+                break
+            behind = np.concatenate([output, np.array(row.drafts[:j], np.int32)])
+            try:
+                edit = self._processors.edit(row.shaping.processors, prompt, behind)
+            except PluginError as error:
+                self.failures[first + j], masks[j] = str(error), None
+                break
+            edits[j], masks[j] = edit, _both(masks[j], edit.mask)
+            mask = masks[j]
+            if mask is not None and not mask.any():
+                self.failures[first + j], masks[j] = "", None
+                break
+            if j < len(row.drafts) and mask is not None and not may_come(mask, row.drafts[j]):
+                break
+        return edits
 
     def _followed(self, row: ShapedRow) -> GrammarState:
         held, state = self._states.get(row.slot, (-1, None))
@@ -165,6 +199,10 @@ def allowed_mask(ids: Sequence[int], words: int) -> U32:
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
+def _both(one: U32 | None, other: U32 | None) -> U32 | None:
+    return other if one is None else one if other is None else one & other
+
+
 def _longest(shaping: Shaping) -> int:
     """Tokens that a bad word's beginning may have, at least 1."""
     return max([1, *(len(word) - 1 for word in shaping.bad_words)])
@@ -172,12 +210,13 @@ def _longest(shaping: Shaping) -> int:
 
 def _never(shaping: Shaping, behind: Sequence[int], stops: Sequence[int], mask: U32 | None, vocab_size: int) -> list[int]:
     """Ids that must not come next. behind: the end of the output. mask: ids that may, None for all. Bad words give way where nothing else would be
-    allowed: then the answer goes on with one rather than end in an error. So does min_tokens where a grammar has nothing left but the end."""
+    allowed: then the answer goes on with one rather than end in an error. So does min_tokens where what guides the request leaves nothing but the
+    end."""
     bad = [word[-1] for word in shaping.bad_words if len(word) == 1 or tuple(behind[1 - len(word) :]) == word[:-1]]
     taken = dict.fromkeys([*stops, *bad])
     if bad and _takes_all(taken, mask, vocab_size):
         taken = dict.fromkeys(stops)
-    if shaping.grammar and taken and _takes_all(taken, mask, vocab_size):
+    if shaping.is_guided and taken and _takes_all(taken, mask, vocab_size):
         return []
     return list(taken)
 

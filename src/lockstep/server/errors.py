@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from lockstep.errors import CallerError, InvalidRequestError, LockstepError
+
+_OVER_HTTP: Mapping[str, str] = MappingProxyType({"extra_args": "vllm_xargs"})
+"""Parameters that have another name here than in Python."""
 
 
 class UnauthorizedError(CallerError):
@@ -62,7 +68,10 @@ def error_body(error: Exception) -> bytes:
     status = status_of(error)
     if not isinstance(error, LockstepError):
         return plain_error_body(status, "the server failed on this request; it has been logged", code="internal_error")
-    return plain_error_body(status, str(error), param=getattr(error, "param", None), code=error.code)
+    param, message = getattr(error, "param", None), str(error)
+    if isinstance(param, str) and param in _OVER_HTTP:
+        message, param = message.replace(param, _OVER_HTTP[param], 1), _OVER_HTTP[param]
+    return plain_error_body(status, message, param=param, code=error.code)
 
 
 def plain_error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:

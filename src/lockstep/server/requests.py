@@ -47,6 +47,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None

@@ -139,6 +139,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         structured_outputs=_structure(request),
+        extra_args=request.vllm_xargs,
         include_stop_str_in_output=_given(request.include_stop_str_in_output, False),
         skip_special_tokens=_given(request.skip_special_tokens, True),
     )

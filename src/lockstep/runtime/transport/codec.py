@@ -30,7 +30,7 @@ from lockstep.runtime.messages import (
     StepColumns,
 )
 
-VERSION = 4
+VERSION = 5
 """Of the wire format; part of the handshake."""
 
 MESSAGES: tuple[type[Any], ...] = (
