@@ -15,6 +15,9 @@ from lockstep.errors import ConfigError
 
 Executor = Literal["auto", "local", "mp"]
 
+AUTO = "auto"
+"""As max_model_len: the longest window that KV memory holds. -1 says the same, and is what becomes of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -23,7 +26,8 @@ class EngineConfig:
     revision, tokenizer_revision: branch, tag or commit of a Hugging Face name; None is the default branch, and for a tokenizer of the model's own
     repository the model's revision. download_dir: cache of downloads, None is huggingface_hub's own. hf_token: of a Hugging Face account; True asks
     for the stored one, None sends HF_TOKEN or the stored one if there is any. use_tqdm_on_load: downloads show their progress on standard error.
-    dtype: of weights and KV; "auto" is bfloat16. max_model_len: window in tokens, None for the model's own.
+    dtype: of weights and KV; "auto" is bfloat16. max_model_len: window in tokens, None for the model's own,
+    AUTO (or -1) for as much of that as KV memory holds of one request.
 
     pipeline_parallel_size: stages. layer_split: layers a stage, "16,14"; None splits by weight bytes.
     distributed_executor_backend: "mp" runs each stage in a process, "local" all in this one; "auto" is local for one stage, else mp.
@@ -63,7 +67,7 @@ class EngineConfig:
     hf_token: str | bool | None = field(default=None, repr=False)
     use_tqdm_on_load: bool = True
     dtype: str = "auto"
-    max_model_len: int | None = None
+    max_model_len: int | str | None = None
     pipeline_parallel_size: int = 1
     layer_split: str | None = None
     distributed_executor_backend: str = "auto"
@@ -121,7 +125,6 @@ class EngineConfig:
         ):
             _integer(name, getattr(self, name), low, high)
         for name, low, high in (
-            ("max_model_len", 2, 1 << 26),
             ("threads", 1, 1024),
             ("kv_cache_memory_bytes", 1, 1 << 50),
             ("num_gpu_blocks_override", 1, 1 << 30),
@@ -130,6 +133,10 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), low, high)
+        if self.max_model_len == AUTO:
+            object.__setattr__(self, "max_model_len", -1)
+        if self.max_model_len not in (None, -1):
+            _integer("max_model_len", self.max_model_len, 2, 1 << 26, beside=f", {AUTO!r} or -1")
         for name in ("enable_prefix_caching", "async_scheduling", "runtime_checks", "record_tokens", "use_tqdm_on_load"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
@@ -196,6 +203,6 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
+def _integer(name: str, value: object, low: int, high: int, *, beside: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+        raise ConfigError(f"{name} must be an integer from {low} to {high}{beside}, got {value!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep import LLM, RequestOutput, SamplingParams
-from lockstep.errors import LockstepError
+from lockstep.errors import InvalidRequestError, LockstepError
 from lockstep.weights import find_model
 
 WINDOW = 512
@@ -186,3 +186,13 @@ def test_path_and_name_are_the_same_model(llm: LLM) -> None:
     with LLM(str(Path(find_model("smollm2"))), max_model_len=64) as other:
         assert other.fingerprint == llm.fingerprint
         assert told(other.generate(PROMPT, GREEDY)) == told(llm.generate(PROMPT, GREEDY))
+
+
+def test_automatic_window_is_what_the_kv_memory_of_the_tightest_stage_holds() -> None:
+    """30 layers of 2 * 3 heads of 64 in bfloat16 are 23,040 bytes a position; 10 MB a stage of 15 layers hold 868 of them, in blocks of 16."""
+    with LLM("smollm2", max_model_len="auto", kv_cache_memory_bytes=10_000_000, pipeline_parallel_size=2) as llm:
+        assert llm._running.model.window == 864
+        (output,) = llm.generate([{"prompt_token_ids": [5] * 860}], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 4
+        with pytest.raises(InvalidRequestError, match="864"):
+            llm.generate([{"prompt_token_ids": [5] * 864}])

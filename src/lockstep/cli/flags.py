@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lockstep.config import EngineConfig
+from lockstep.config import AUTO, EngineConfig
 from lockstep.errors import ConfigError
 
 
@@ -27,6 +27,11 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
     return value
+
+
+def window_length(text: str) -> int | str:
+    """A count, or what stands for the longest one."""
+    return text if text == AUTO else count(text)
 
 
 def count(text: str) -> int:
@@ -52,7 +57,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--dtype", default=d["dtype"], choices=("auto", "bfloat16", "float32"), help="of weights and KV; auto is bfloat16 (default: %(default)s)"
     )
-    model.add_argument("--max-model-len", type=count, help="window in tokens, prompt and output; 8k and 1M are understood (default: the model's)")
+    model.add_argument(
+        "--max-model-len",
+        type=window_length,
+        help="window in tokens, prompt and output; 8k and 1M are understood, auto (-1): what KV memory holds of one request (default: the model's)",
+    )
     parallel = parser.add_argument_group("stages")
     parallel.add_argument("--pipeline-parallel-size", "-pp", type=count, default=d["pipeline_parallel_size"], help="stages (default: %(default)s)")
     parallel.add_argument("--layer-split", help="layers a stage, such as 16,14 (default: by weight bytes, embedding and head counted)")

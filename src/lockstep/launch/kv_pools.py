@@ -3,14 +3,23 @@ nothing."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
+
+import psutil
 
 from lockstep.config import EngineConfig
 from lockstep.core.blocks import held_blocks_most
 from lockstep.core.scheduler import SchedulerConfig
 from lockstep.core.types import ceil_div
 from lockstep.errors import ConfigError
+from lockstep.models.families import build_program
+from lockstep.models.spec import ModelSpec
+from lockstep.models.split import kv_bytes_per_block, weight_bytes
 from lockstep.runtime.messages import StageHello
+
+FREE_MEMORY_SHARE = 0.25
+"""Part of the free memory that the KV pools of all stages on a machine take if nothing else is said."""
 
 
 def scheduler_config(config: EngineConfig, windows: tuple[int, ...], block_counts: tuple[int, ...]) -> SchedulerConfig:
@@ -32,6 +41,27 @@ def blocks_needed(config: EngineConfig, windows: tuple[int, ...], length: int) -
     """Blocks of each group that one request of `length` tokens holds at most."""
     step_positions = scheduler_config(config, windows, tuple(1 for _ in windows)).step_positions
     return tuple(held_blocks_most(length, window, step_positions, config.block_size) for window in windows)
+
+
+def longest_request(config: EngineConfig, spec: ModelSpec, splits: Sequence[range]) -> int:
+    """The most tokens, at most the model's own window, of which every stage holds one request. Before anything is loaded: where memory is not said,
+    weights are taken off what is free, and a tenth is left for whatever else comes. Raises ConfigError if not even two fit."""
+    windows, dtype = spec.kv_windows, config.storage_dtype
+    programs = [build_program(spec, own, embeds=not stage, samples=stage == len(splits) - 1) for stage, own in enumerate(splits)]
+    sizes = [kv_bytes_per_block(program, dtype, config.block_size, len(windows)) for program in programs]
+    free = psutil.virtual_memory().available - sum(weight_bytes(program, dtype) for program in programs)
+    memory = config.kv_cache_memory_bytes or int(0.9 * FREE_MEMORY_SHARE * max(0, free) / len(splits))
+
+    def fits(length: int) -> bool:
+        needed = blocks_needed(config, windows, length)
+        if config.num_gpu_blocks_override is not None:
+            return max(needed) <= config.num_gpu_blocks_override
+        return all(sum(count * size for count, size in zip(needed, own, strict=True)) <= memory for own in sizes)
+
+    longest = bisect.bisect_right(range(2, spec.window + 1), False, key=lambda length: not fits(length)) + 1
+    if longest < 2:
+        raise ConfigError(f"max_model_len auto: not even 2 tokens fit the KV pool ({memory} bytes a stage); raise kv_cache_memory_bytes")
+    return longest
 
 
 def scaled_counts(needed: Sequence[int], count: int) -> tuple[int, ...]:

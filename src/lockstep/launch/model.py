@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import EngineConfig
 from lockstep.errors import ConfigError
+from lockstep.launch.kv_pools import longest_request
 from lockstep.models.families import build_program
 from lockstep.models.spec import ModelSpec, spec_from_config
 from lockstep.models.split import parse_split, split_layers
@@ -16,6 +18,8 @@ from lockstep.ops.backend import DType
 from lockstep.ops.program import Program
 from lockstep.text import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 from lockstep.weights import Checkpoint, HubOptions, find_model, open_checkpoint, parse_hub_name
+
+_log = logging.getLogger("lockstep.launch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +41,30 @@ def resolve_model(config: EngineConfig, checkpoint: Checkpoint | None = None) ->
     """checkpoint: the model's, if it is open already. Raises CheckpointError, UnsupportedError or ConfigError before anything is loaded."""
     checkpoint = checkpoint or open_checkpoint(_find_model(config))
     spec = spec_from_config(checkpoint.config)
-    window = config.max_model_len or spec.window
-    if window > spec.window:
-        raise ConfigError(f"max_model_len is {window}, the model was made for at most {spec.window} tokens; use {spec.window} or less")
     stages = config.pipeline_parallel_size
     splits = parse_split(config.layer_split, spec.layer_count) if config.layer_split else split_layers(spec, stages, config.storage_dtype)
     if len(splits) != stages:
         raise ConfigError(f"layer_split {config.layer_split!r} names {len(splits)} stages, pipeline_parallel_size is {stages}; make them equal")
     return ResolvedModel(
-        checkpoint=checkpoint, spec=spec, dtype=config.storage_dtype, window=window, splits=splits, eos_ids=_end_tokens(spec, checkpoint)
+        checkpoint=checkpoint,
+        spec=spec,
+        dtype=config.storage_dtype,
+        window=_window(config, spec, splits),
+        splits=splits,
+        eos_ids=_end_tokens(spec, checkpoint),
     )
+
+
+def _window(config: EngineConfig, spec: ModelSpec, splits: Sequence[range]) -> int:
+    asked = config.max_model_len
+    if asked == -1:
+        longest = longest_request(config, spec, splits)
+        _log.info("max_model_len auto: %d of the model's %d tokens", longest, spec.window)
+        return longest
+    window = spec.window if asked is None else int(asked)
+    if window > spec.window:
+        raise ConfigError(f"max_model_len is {window}, the model was made for at most {spec.window} tokens; use {spec.window} or less")
+    return window
 
 
 def _end_tokens(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -74,8 +92,8 @@ def local_config(config: EngineConfig) -> EngineConfig:
 
 
 def stage_config(config: EngineConfig, model: ResolvedModel) -> EngineConfig:
-    """What a stage's process is told: the model by its path. It asks no hub, and no token stands on its command line."""
-    return _without_hub(config, model.checkpoint.path, None)
+    """What a stage's process is told: the model by its path, the window by its length. It asks no hub, and no token stands on its command line."""
+    return replace(_without_hub(config, model.checkpoint.path, None), max_model_len=model.window)
 
 
 def _without_hub(config: EngineConfig, model: Path, tokenizer: Path | None) -> EngineConfig:

@@ -16,6 +16,7 @@ from lockstep.core.scheduler import PROMPT_LOGPROBS_A_STEP
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.errors import CheckpointError, UnsupportedError
 from lockstep.launch.grammars import vocabulary_of
+from lockstep.launch.kv_pools import FREE_MEMORY_SHARE
 from lockstep.launch.model import ResolvedModel
 from lockstep.launch.processors import AGREEMENT, LoadedProcessors
 from lockstep.models.families import WeightSource, weight_sources
@@ -31,9 +32,6 @@ from lockstep.weights import Checkpoint
 
 ENGINE_NUMERICS = 1
 """Raised whenever the engine itself, not a kernel, gives other tokens than before for the same request."""
-
-FREE_MEMORY_SHARE = 0.25
-"""Part of the free memory that the KV pools of all stages on a machine take if nothing else is said."""
 
 
 def make_backend(config: EngineConfig) -> Backend:
