@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import dataclasses
+import os
 import threading
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 from lockstep.config import EngineConfig
 from lockstep.core.params import SamplingParams
 from lockstep.errors import InvalidRequestError
-from lockstep.launch import launch_engine, load_tokenizer, resolve_model, sampling_defaults
+from lockstep.launch import launch_engine, load_tokenizer, resolve_model, sampling_defaults, update_weights
 from lockstep.llm import (
     Answer,
     Message,
@@ -162,6 +163,11 @@ class AsyncLLM:
 
     async def is_paused(self) -> bool:
         return self._running.engine.state.paused
+
+    async def update_weights(self, model: str | os.PathLike[str]) -> None:
+        """As `LLM.update_weights`. Answers that have begun go on with the new weights after the tokens they have; whoever wants none of both pauses
+        generation before, with mode "wait" or "abort"."""
+        await update_weights(self._running, os.fspath(model))
 
     @property
     def fingerprint(self) -> str:

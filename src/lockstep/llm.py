@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -157,6 +158,12 @@ class LLM:
         """No prefix that was computed before is hit any more. Always True."""
         self._running.engine.reset_prefix_cache().result()
         return True
+
+    def update_weights(self, model: str | os.PathLike[str]) -> None:
+        """Compute with the weights of another checkpoint of the same model from now on: a folder, .gguf file or Hugging Face name, with tensors of
+        the same names and shapes. The prefix cache is empty then, and the fingerprint another. For a while both are in memory. Raises CheckpointError
+        or UnsupportedError, and changes nothing, for one that does not fit."""
+        self._running.update_weights(os.fspath(model)).result()
 
     @property
     def fingerprint(self) -> str:

@@ -101,11 +101,9 @@ class ServedProcess:
 
 
 @contextmanager
-def served(*flags: str) -> Iterator[ServedProcess]:
-    """A server with the embedded model that takes requests; nothing of it is left afterwards, whatever happens."""
-    with subprocess.Popen(
-        [*COMMAND, "serve", "smollm2", "--port", "0", *flags], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+def served(*flags: str, model: str = "smollm2") -> Iterator[ServedProcess]:
+    """A server, by default with the embedded model, that takes requests; nothing of it is left afterwards, whatever happens."""
+    with subprocess.Popen([*COMMAND, "serve", model, "--port", "0", *flags], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = Said(process.stderr)
         stages: Sequence[psutil.Process] = ()

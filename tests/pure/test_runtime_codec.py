@@ -32,6 +32,8 @@ from lockstep.runtime.messages import (
     StageReady,
     StageStart,
     StepColumns,
+    WeightsReport,
+    WeightsRequest,
 )
 from lockstep.runtime.transport.codec import DTYPES, KIND_OF, MESSAGES, Codec, array_from_parts, array_parts
 
@@ -155,7 +157,7 @@ MESSAGE_STRATEGIES: dict[type[Any], st.SearchStrategy[Any]] = {
         weight_bytes=st.integers(0, 1 << 50),
         kv_bytes_max=st.integers(0, 1 << 50),
     ),
-    StageStart: st.builds(StageStart, epoch=SMALL, block_counts=st.lists(SMALL, max_size=3).map(tuple)),
+    StageStart: st.builds(StageStart, epoch=SMALL, block_counts=st.lists(SMALL, max_size=3).map(tuple), weights=TEXTS),
     StageReady: st.builds(StageReady, stage=SMALL, epoch=SMALL, kv_bytes=SMALL, threads=SMALL),
     Heartbeat: st.builds(Heartbeat, stage=SMALL, step=SMALL, waits_for=TEXTS, check_seconds=st.floats(0, 1e6)),
     StageFailure: st.builds(
@@ -174,6 +176,8 @@ MESSAGE_STRATEGIES: dict[type[Any], st.SearchStrategy[Any]] = {
     ImportReport: st.builds(ImportReport, stage=SMALL, epoch=SMALL, slot=SMALL, generation=SMALL, computed=SMALL),
     GrammarRequest: st.builds(GrammarRequest, epoch=SMALL, key=TEXTS, source=TEXTS),
     GrammarReport: st.builds(GrammarReport, epoch=SMALL, key=TEXTS, error=TEXTS),
+    WeightsRequest: st.builds(WeightsRequest, epoch=SMALL, weights=TEXTS),
+    WeightsReport: st.builds(WeightsReport, epoch=SMALL, stage=SMALL, weights=TEXTS, error=TEXTS),
 }
 
 

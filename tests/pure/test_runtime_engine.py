@@ -45,6 +45,9 @@ class FailingCluster:
     def begin(self, epoch: int) -> None:
         self._inner.begin(epoch)
 
+    def use_weights(self, weights: str) -> None:
+        self._inner.use_weights(weights)
+
     @property
     def is_ready(self) -> bool:
         return self._inner.is_ready
@@ -298,7 +301,7 @@ def test_collect_raises_the_error_of_a_failed_engine() -> None:
 
 
 def _client(engine: Engine) -> AsyncClient:
-    return AsyncClient(engine, RequestFactory(RequestLimits(window=600, vocab_size=VOCABULARY, eos_ids=()), SeedSource(1)), "fingerprint")
+    return AsyncClient(engine, RequestFactory(RequestLimits(window=600, vocab_size=VOCABULARY, eos_ids=()), SeedSource(1)), lambda: "fingerprint")
 
 
 def test_async_client_streams_and_leaving_early_aborts(engine: Engine) -> None:

@@ -3,20 +3,16 @@ chunked prefill, preemption, prefix hits, greedy and sampled; every counter is m
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tokenizers
-from safetensors.numpy import save_file
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from family_folder import write_folder
 from family_models import FAMILY_MODELS, FamilyModel
 from lockstep.config import EngineConfig
 from lockstep.verify.cells import Cell
 from lockstep.verify.matrix import Matrix
-from lockstep.verify.texts import TEXT
 
 BASE = {"budget": "8", "at_once": "all", "order": "shuffled", "aborts": "neighbours", "threads": "1"}
 CELLS = [
@@ -26,22 +22,6 @@ CELLS = [
 ]
 REACH = {"sliding_window": 48, "num_hidden_layers": 6}
 """Where every layer slides, the first token of a prompt must still reach its last through window after window."""
-
-
-def write_folder(path: Path, model: FamilyModel) -> Path:
-    """config.json, safetensors and a byte-level tokenizer of fewer ids than the vocabulary."""
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(model.config))
-    save_file(model.weights(), path / "model.safetensors")
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([TEXT], trainer)
-    backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
-    return path
 
 
 def cases() -> list[object]:

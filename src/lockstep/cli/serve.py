@@ -38,7 +38,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     http.add_argument("--ssl-certfile", help="TLS certificate; goes with --ssl-keyfile")
     http.add_argument("--shutdown-timeout", type=float, default=10.0, help="seconds that open answers may go on after SIGTERM (default: %(default)s)")
     http.add_argument(
-        "--server-dev-mode", action="store_true", help="also serve /pause, /resume, /is_paused, /reset_prefix_cache, to whoever may ask"
+        "--server-dev-mode",
+        action="store_true",
+        help="also serve /pause, /resume, /is_paused, /reset_prefix_cache, /update_weights, to whoever may ask",
     )
     http.add_argument("--access-log", action=argparse.BooleanOptionalAction, default=False, help="a line a request")
     parser.set_defaults(run=run)

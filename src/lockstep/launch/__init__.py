@@ -8,8 +8,17 @@ engine     puts driver, scheduler and stages together, in this process or in sev
 __main__   the entry of a stage's process
 """
 
-from lockstep.launch.engine import RunningEngine, launch_engine
+from lockstep.launch.engine import RunningEngine, launch_engine, update_weights
 from lockstep.launch.generation import sampling_defaults
 from lockstep.launch.model import ResolvedModel, load_tokenizer, local_config, resolve_model
 
-__all__ = ["ResolvedModel", "RunningEngine", "launch_engine", "load_tokenizer", "local_config", "resolve_model", "sampling_defaults"]
+__all__ = [
+    "ResolvedModel",
+    "RunningEngine",
+    "launch_engine",
+    "load_tokenizer",
+    "local_config",
+    "resolve_model",
+    "sampling_defaults",
+    "update_weights",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -9,6 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +20,16 @@ from lockstep.core.table import SlotTable
 from lockstep.errors import LockstepError
 from lockstep.launch.grammars import GrammarChecker
 from lockstep.launch.kv_pools import choose_block_counts, scheduler_config
-from lockstep.launch.model import ResolvedModel, resolve_model, stage_config
+from lockstep.launch.model import ResolvedModel, find_checkpoint, resolve_model, stage_config
 from lockstep.launch.processors import AGREEMENT, LoadedProcessors
 from lockstep.launch.recordings import check_folder, make_recording_folder
 from lockstep.launch.stages import PackedWeights, StageAssembly, fingerprint, make_backend, table_shape
+from lockstep.launch.weights import open_alike
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
 from lockstep.runtime.loop import RestartPolicy
 from lockstep.runtime.messages import StageHello, StageStart
+from lockstep.runtime.recorder import Recorder
 from lockstep.runtime.requests import RequestFactory, RequestLimits, SeedSource
 from lockstep.runtime.stage import Stage
 from lockstep.runtime.transport.cluster import Cluster
@@ -42,9 +46,10 @@ STAGE_MODULE = "lockstep.launch"
 _log = logging.getLogger("lockstep.launch")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunningEngine:
-    """A started engine and what its clients need to know of it."""
+    """A started engine and what its clients need to know of it. model: its checkpoint is the one that is computed with; the tokenizer stays that of
+    the first. fingerprint: of what is computed with now; identify: of a model's checkpoint."""
 
     config: EngineConfig
     model: ResolvedModel
@@ -52,11 +57,33 @@ class RunningEngine:
     cluster: Cluster
     factory: RequestFactory
     fingerprint: str
+    identify: Callable[[ResolvedModel], str]
     checker: GrammarChecker
+    recorder: Recorder | None = None
+
+    def update_weights(self, name: str) -> Future[None]:
+        """Compute with the weights of another checkpoint of the same model: a folder, .gguf file or Hugging Face name. The prefix cache is empty
+        then, and the fingerprint another. All is read once here, and by every stage beside its work, in memory of its own. Raises CheckpointError or
+        UnsupportedError, and changes nothing, for one that does not fit; the future fails with one if a stage cannot load it."""
+        path = find_checkpoint(self.config, name)
+        model = dataclasses.replace(self.model, checkpoint=open_alike(path, self.model))
+        identity = self.identify(model)
+
+        def then() -> None:
+            self.model, self.fingerprint = model, identity
+            if self.recorder is not None:
+                self.recorder.fingerprint = identity
+
+        return self.engine.update_weights(str(path.resolve()), then)
 
     def close(self) -> None:
         self.engine.close()
         self.checker.close()
+
+
+async def update_weights(running: RunningEngine, name: str) -> None:
+    """`RunningEngine.update_weights` for an event loop, which goes on meanwhile."""
+    await asyncio.wrap_future(await asyncio.to_thread(running.update_weights, name))
 
 
 def launch_engine(
@@ -83,8 +110,11 @@ def launch_engine(
         agreement = {"numerics": weights.backend.numerics, AGREEMENT: loaded.identity}
     try:
         loaded.check(agreement)
-        identity = fingerprint(model, agreement["numerics"]) + loaded.suffix
-        return _start(config, model, cluster, block_counts, folder, identity, loaded.processors, on_failure)
+
+        def identify(held: ResolvedModel) -> str:
+            return fingerprint(held, agreement["numerics"]) + loaded.suffix
+
+        return _start(config, model, cluster, block_counts, folder, identify, loaded.processors, on_failure)
     except BaseException:
         cluster.close()
         raise
@@ -96,10 +126,11 @@ def _start(
     cluster: Cluster,
     block_counts: tuple[int, ...],
     folder: Path | None,
-    identity: str,
+    identify: Callable[[ResolvedModel], str],
     processors: ProcessorSet,
     on_failure: Callable[[LockstepError], None] | None,
 ) -> RunningEngine:
+    identity = identify(model)
     shape, recordings = table_shape(config, model), make_recording_folder(config, folder, identity)
     driver = Driver(
         Scheduler(scheduler_config(config, model.spec.kv_windows, block_counts), prefix_secret=secrets.token_bytes(32)),
@@ -122,6 +153,8 @@ def _start(
         factory=RequestFactory(limits, SeedSource(config.seed), checker, processors),
         checker=checker,
         fingerprint=identity,
+        identify=identify,
+        recorder=None if recordings is None else recordings.recorder,
     )
 
 
@@ -134,8 +167,13 @@ def _launch_local(config: EngineConfig, model: ResolvedModel, weights: PackedWei
     hellos = [assembly.hello() for assembly in assemblies]
     block_counts = choose_block_counts(config, model.spec.kv_windows, model.window, hellos)
 
+    chosen = [""]
+
     def make_stages(epoch: int) -> Sequence[Stage]:
-        return [assembly.build(StageStart(epoch=epoch, block_counts=block_counts)) for assembly in assemblies]
+        return [assembly.build(StageStart(epoch=epoch, block_counts=block_counts, weights=chosen[0])) for assembly in assemblies]
+
+    def use_weights(weights: str) -> None:
+        chosen[0] = weights
 
     def describe() -> dict[str, object]:
         ready = [assembly.ready(0) for assembly in assemblies]
@@ -146,7 +184,7 @@ def _launch_local(config: EngineConfig, model: ResolvedModel, weights: PackedWei
             "threads": [stage.threads for stage in ready],
         }
 
-    return LocalCluster(make_stages, describe, checks=config.runtime_checks), block_counts
+    return LocalCluster(make_stages, describe, use_weights=use_weights, checks=config.runtime_checks), block_counts
 
 
 def _launch_processes(config: EngineConfig, model: ResolvedModel, stage_module: str, stage_environment: Mapping[str, str] | None) -> ProcessCluster:

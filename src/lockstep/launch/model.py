@@ -101,6 +101,11 @@ def _without_hub(config: EngineConfig, model: Path, tokenizer: Path | None) -> E
     return replace(config, model=str(model), tokenizer=named, revision=None, tokenizer_revision=None, download_dir=None, hf_token=None)
 
 
+def find_checkpoint(config: EngineConfig, name: str) -> Path:
+    """Another one than the config's: no revision of that is of it. Raises CheckpointError."""
+    return find_model(name, _hub_options(config, None))
+
+
 def _find_model(config: EngineConfig) -> Path:
     return find_model(config.model, _hub_options(config, config.revision))
 

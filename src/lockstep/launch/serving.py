@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.config import EngineConfig
 from lockstep.errors import LockstepError
-from lockstep.launch.engine import launch_engine
+from lockstep.launch.engine import RunningEngine, launch_engine, update_weights
 from lockstep.launch.generation import sampling_defaults
 from lockstep.launch.metrics import engine_counts
 from lockstep.launch.model import load_tokenizer, resolve_model
@@ -37,7 +37,14 @@ class Address:
 
 
 class ServedClient(AsyncClient):
-    """`AsyncClient` with the status that the server asks for."""
+    """`AsyncClient` with the status that the server asks for, and what `launch` alone can do."""
+
+    def __init__(self, running: RunningEngine) -> None:
+        super().__init__(running.engine, running.factory, lambda: running.fingerprint)
+        self._running = running
+
+    async def update_weights(self, model: str) -> None:
+        await update_weights(self._running, model)
 
     def status(self) -> EngineStatus:
         state = self.state
@@ -70,7 +77,7 @@ async def run_server(config: EngineConfig, settings: ServerSettings, address: Ad
     running = await asyncio.to_thread(launch_engine, config, model=model, on_failure=on_failure)
     watch = asyncio.create_task(_stop_after_failure(failed, stop))
     try:
-        client = ServedClient(running.engine, running.factory, running.fingerprint)
+        client = ServedClient(running)
 
         def scrape() -> tuple[str, bytes]:
             return metrics_text(engine_counts(running), model_name=settings.served_model_names[0])

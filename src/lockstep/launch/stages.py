@@ -6,6 +6,8 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -19,6 +21,7 @@ from lockstep.launch.grammars import vocabulary_of
 from lockstep.launch.kv_pools import FREE_MEMORY_SHARE
 from lockstep.launch.model import ResolvedModel
 from lockstep.launch.processors import AGREEMENT, LoadedProcessors
+from lockstep.launch.weights import WeightsShelf, open_alike
 from lockstep.models.families import WeightSource, weight_sources
 from lockstep.models.split import kv_bytes_per_block
 from lockstep.ops.backend import Backend, Executable, Limits, PackedWeight
@@ -107,7 +110,8 @@ def outline(checkpoint: Checkpoint) -> str:
 
 
 class StageAssembly:
-    """Stage `index` over all its epochs: weights are packed now, KV is allocated when `build` is first told the pool's size, and both stay."""
+    """Stage `index` over all its epochs: weights are packed now, KV is allocated when `build` is first told the pool's size, and both stay,
+    until an epoch begins with other weights."""
 
     def __init__(self, config: EngineConfig, model: ResolvedModel, weights: PackedWeights, index: int) -> None:
         self._config = config
@@ -117,6 +121,8 @@ class StageAssembly:
         self._program = model.program(index)
         self._weights = weights.of(self._program)
         self._executable: Executable | None = None
+        self._held = ""
+        self._shelf = WeightsShelf(self._load)
         self._loaded = LoadedProcessors(config, model)
         self._grammars = GrammarShelf(lambda: vocabulary_of(config, model), max(64, config.max_num_seqs)) if self._program.samples else None
 
@@ -147,6 +153,9 @@ class StageAssembly:
     def build(self, start: StageStart) -> Stage:
         """The stage as it begins an epoch: table and tags are new, what the KV memory holds is void by that."""
         config = self._config
+        if start.weights != self._held:
+            self._weights, self._executable = self._shelf.of(start.weights), None
+            self._held = start.weights
         if self._executable is None:
             self._executable = self._compile(start.block_counts)
         layers = self._model.splits[self._index]
@@ -161,10 +170,16 @@ class StageAssembly:
             ],
             executor=ProgramExecutor(self._program, self._executable, self._grammars, self._loaded.processors),
             grammars=self._grammars,
+            weights=self._shelf,
             layers=layers,
             checks=config.runtime_checks,
             clock=time.perf_counter,
         )
+
+    def _load(self, weights: str) -> Mapping[str, PackedWeight]:
+        """In memory of its own, so that the former ones go as a whole."""
+        checkpoint = open_alike(Path(weights), self._model) if weights else self._model.checkpoint
+        return PackedWeights(make_backend(self._config), replace(self._model, checkpoint=checkpoint)).of(self._program)
 
     def _compile(self, block_counts: tuple[int, ...]) -> Executable:
         config = self._config

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from lockstep.core.outputs import FinishReason, TokenEvent
@@ -26,7 +26,7 @@ _CHECKING = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lockstep-stru
 class AsyncClient:
     """Must be made and used on one event loop's thread."""
 
-    def __init__(self, engine: Engine, factory: RequestFactory, fingerprint: str) -> None:
+    def __init__(self, engine: Engine, factory: RequestFactory, fingerprint: Callable[[], str]) -> None:
         self._engine = engine
         self._factory = factory
         self._fingerprint = fingerprint
@@ -39,7 +39,7 @@ class AsyncClient:
 
     @property
     def fingerprint(self) -> str:
-        return self._fingerprint
+        return self._fingerprint()
 
     @property
     def state(self) -> EngineState:

@@ -80,7 +80,7 @@ class Driver:
         self.ledger = DeliveryLedger()
         self._check_seconds = 0.0
         self._make_table = make_table
-        self._rank_count = rank_count
+        self.rank_count = rank_count
         self._recorder = recorder
         self._checks = checks
         self._clock = clock
@@ -264,10 +264,10 @@ class Driver:
 
     def _compare(self, result: StepResult) -> None:
         found, own = result.digests, np.uint64(self._replica.digest.value)
-        if len(found) != self._rank_count or (found != own).any():
+        if len(found) != self.rank_count or (found != own).any():
             ranks = [f"stage {i}: {int(d):#018x}" for i, d in enumerate(found)]
             raise DivergenceError(
-                f"step {result.step}: replicas of the log disagree; driver: {int(own):#018x}, {', '.join(ranks)} ({self._rank_count} expected). "
+                f"step {result.step}: replicas of the log disagree; driver: {int(own):#018x}, {', '.join(ranks)} ({self.rank_count} expected). "
                 "No token of this step is delivered",
                 step=result.step,
             )
@@ -289,7 +289,7 @@ class Driver:
             return
         awaited.reported.add(report.stage)
         awaited.computed.append(report.computed)
-        if report.computed == 0 or len(awaited.reported) == self._rank_count:
+        if report.computed == 0 or len(awaited.reported) == self.rank_count:
             self._end_import(report.generation, min(awaited.computed))
 
     def _end_import(self, generation: int, computed: int) -> None:

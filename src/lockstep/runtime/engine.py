@@ -18,9 +18,9 @@ from typing import Literal
 
 from lockstep.core.outputs import FinishReason
 from lockstep.core.request import EngineRequest
-from lockstep.errors import CapacityError, InternalError, LockstepError
+from lockstep.errors import CapacityError, CheckpointError, InternalError, LockstepError
 from lockstep.runtime.driver import Driver
-from lockstep.runtime.loop import Dumper, EngineLoop, PauseMode, RestartPolicy, Sink, as_stopped
+from lockstep.runtime.loop import Dumper, EngineLoop, PauseMode, RestartPolicy, Sink, WeightsUpdate, as_stopped
 from lockstep.runtime.transport.cluster import Cluster
 
 IDLE_POLL_S = 0.5
@@ -68,6 +68,16 @@ class _Control:
     act: Callable[[EngineLoop], None]
     until: Callable[[EngineLoop], bool]
     done: Future[None]
+
+    def has_ended(self, loop: EngineLoop) -> bool:
+        """`until` may raise: then the control has failed, and whoever asked gets that."""
+        try:
+            if not self.until(loop):
+                return False
+            self.done.set_result(None)
+        except LockstepError as error:
+            self.done.set_exception(error)
+        return True
 
 
 class Engine:
@@ -141,6 +151,19 @@ class Engine:
         """No prefix that was computed before is hit any more."""
         return self._control(lambda loop: loop.driver.scheduler.reset_prefix_cache(), lambda loop: True)
 
+    def update_weights(self, weights: str, then: Callable[[], None]) -> Future[None]:
+        """Compute with the weights of another checkpoint of the same model from some step on; done when an epoch with them has begun. Requests stay,
+        and go on with all that they know; no prefix from before is hit. then: called on the engine's thread as it begins. Fails with a
+        CheckpointError, and changes nothing, if a stage cannot load them."""
+        begun: list[WeightsUpdate] = []
+
+        def is_over(loop: EngineLoop) -> bool:
+            if begun[0].error:
+                raise CheckpointError(f"{weights}: {begun[0].error}")
+            return begun[0].is_done and not loop.recovering
+
+        return self._control(lambda loop: begun.append(loop.update_weights(weights, then)), is_over)
+
     def _control(self, act: Callable[[EngineLoop], None], until: Callable[[EngineLoop], bool]) -> Future[None]:
         """Raises the engine's failure if it has stopped, CapacityError if it is closing."""
         control = _Control(act, until, Future())
@@ -197,9 +220,7 @@ class Engine:
                 self._loop.submit(command.request, command.sink)
         self._loop.turn(0.0 if self._commands else IDLE_POLL_S)
         self._state = self._read_state("recovering" if self._loop.recovering else "running")
-        for control in [control for control in self._awaited if control.until(self._loop)]:
-            self._awaited.remove(control)
-            control.done.set_result(None)
+        self._awaited = [control for control in self._awaited if not control.has_ended(self._loop)]
 
     def _read_state(self, phase: Phase, failure: LockstepError | None = None) -> EngineState:
         scheduler, counts = self._driver.scheduler, self._loop.counts

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
@@ -20,6 +20,7 @@ from lockstep.core.records import Columns, StepPlan
 from lockstep.core.request import EngineRequest
 from lockstep.errors import DivergenceError, InternalError, InvalidRequestError, LinkError, LockstepError, PeerError, PoisonError, ProvenanceError
 from lockstep.runtime.driver import Driver
+from lockstep.runtime.messages import WeightsReport, WeightsRequest
 from lockstep.runtime.transport.cluster import Cluster
 
 Sink = Callable[[list[TokenEvent]], None]
@@ -80,6 +81,18 @@ class FailureCounts:
     last_incident: str = ""
 
 
+@dataclass(slots=True)
+class WeightsUpdate:
+    """epoch: in which stages were asked; ready: those that have said so. then: called as the epoch with the new weights begins. error: why not."""
+
+    weights: str
+    then: Callable[[], None]
+    epoch: int = -1
+    ready: set[int] = field(default_factory=set)
+    is_done: bool = False
+    error: str = ""
+
+
 class EngineLoop:
     """make_incident: names for failures. Every submitted request gets exactly one last event."""
 
@@ -105,6 +118,7 @@ class EngineLoop:
         self._in_a_row = 0
         self._begin_at: float | None = None
         self._pause: PauseMode | None = None
+        self._update: WeightsUpdate | None = None
 
     @property
     def recovering(self) -> bool:
@@ -171,6 +185,37 @@ class EngineLoop:
             return False
         return self._pause == "keep" or not self.driver.scheduler.has_begun_work
 
+    # Other weights
+
+    def update_weights(self, weights: str, then: Callable[[], None]) -> WeightsUpdate:
+        """Have every stage load them beside its work. Once all have, a new epoch begins with them, in which every request goes on with all that it
+        knows; `then` is called as it begins. If one cannot, nothing changes. Another update that was not over is given up."""
+        if self._update is not None:
+            self._update.error = "another update came before it was over"
+        self._update = WeightsUpdate(weights=weights, then=then)
+        return self._update
+
+    def _ask_for_weights(self, update: WeightsUpdate) -> None:
+        """Once an epoch: a stage that was started again has forgotten what it was asked."""
+        if update.epoch != self.driver.epoch:
+            update.epoch, update.ready = self.driver.epoch, set()
+            self.cluster.send(WeightsRequest(epoch=update.epoch, weights=update.weights))
+
+    def _note_weights(self, report: WeightsReport) -> None:
+        update = self._update
+        if update is None or report.weights != update.weights:
+            return
+        if report.error:
+            update.error, self._update = f"stage {report.stage}: {report.error}", None
+            return
+        update.ready.add(report.stage)
+        if len(update.ready) == self.driver.rank_count:
+            self._update, update.is_done = None, True
+            update.then()
+            self.cluster.use_weights(update.weights)
+            self.driver.restart(self.driver.epoch + 1, frozenset(), strikes=False)
+            self._begin_at = self._clock()
+
     # Turns
 
     def turn(self, timeout_s: float) -> None:
@@ -182,6 +227,8 @@ class EngineLoop:
                 self._begin_at = None
                 self.cluster.begin(self.driver.epoch)
             if not self.recovering:
+                if self._update is not None:
+                    self._ask_for_weights(self._update)
                 for request in self.driver.take_grammars():
                     self.cluster.send(request)
                 while self._pause != "keep" and (plan := self.driver.next_plan()) is not None:
@@ -215,7 +262,9 @@ class EngineLoop:
         failure: Exception | None = None
         try:
             for message in self.cluster.poll(max(0.0, timeout_s)):
-                if message.epoch == self.driver.epoch:
+                if isinstance(message, WeightsReport):
+                    self._note_weights(message)
+                elif message.epoch == self.driver.epoch:
                     self.driver.receive(message, events)
         except Exception as error:
             failure = error

@@ -43,10 +43,12 @@ class StageHello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStart:
     """Begins epoch `epoch`: the driver's answer to all hellos, and what ends the epoch before on a stage that lives on. It interrupts every wait;
-    the stage drops table, provenance, imports and exports, keeps weights and KV memory, and answers StageReady."""
+    the stage drops table, provenance, imports and exports, keeps KV memory, and answers StageReady. weights: the checkpoint that every stage computes
+    with in this epoch; empty: the one that the engine was started with."""
 
     epoch: int
     block_counts: tuple[int, ...]
+    weights: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,3 +152,21 @@ class ImportReport:
     generation: int
     computed: int
     refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRequest:
+    """To every stage: make these weights ready beside those that are computed with, for an epoch that names them. weights: a checkpoint's path."""
+
+    epoch: int
+    weights: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsReport:
+    """A stage's answer. error: why it cannot; empty if they are ready."""
+
+    epoch: int
+    stage: int
+    weights: str
+    error: str

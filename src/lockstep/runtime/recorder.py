@@ -49,12 +49,12 @@ class _Span:
 
 
 class Recorder:
-    """rank_count: whose digests a result carries. fingerprint: of the engine's numerics. steps_kept: at least so many steps, at most twice as many,
-    can be replayed. bytes_max: what recordings in one folder may take; the oldest go first, the newest never."""
+    """rank_count: whose digests a result carries. fingerprint: of the engine's weights and numerics, changed as they are. steps_kept: at least so
+    many steps, at most twice as many, can be replayed. bytes_max: what recordings in one folder may take; the oldest go first, the newest never."""
 
     def __init__(self, *, rank_count: int, fingerprint: str = "", steps_kept: int = 256, bytes_max: int = BYTES_MAX) -> None:
         self._rank_count = rank_count
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._steps_kept = steps_kept
         self._bytes_max = bytes_max
         self._epoch = -1
@@ -102,7 +102,7 @@ class Recorder:
             error_step=error_step,
             shape=self._shape,
             rank_count=self._rank_count,
-            fingerprint=self._fingerprint,
+            fingerprint=self.fingerprint,
             with_tokens=True,
             departs=-1,
         )

@@ -26,7 +26,7 @@ from lockstep.core.table import SlotTable
 from lockstep.core.types import F32, I32
 from lockstep.errors import DivergenceError, InternalError, LinkError
 from lockstep.runtime.handover import Handover, KVAccess, ToStage
-from lockstep.runtime.messages import Activations, GrammarReport, GrammarRequest, ImportReport, KVPart, KVPull
+from lockstep.runtime.messages import Activations, GrammarReport, GrammarRequest, ImportReport, KVPart, KVPull, WeightsReport, WeightsRequest
 from lockstep.runtime.replay import Replica, no_clock
 
 DRIVER = -1
@@ -57,7 +57,7 @@ class Executor(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     destination: int
-    message: Activations | StepResult | ImportReport | GrammarReport
+    message: Activations | StepResult | ImportReport | GrammarReport | WeightsReport
 
 
 def results_expected(stage_count: int, is_last: bool) -> int:
@@ -82,10 +82,28 @@ class GrammarShelf(Protocol):
         ...
 
 
+class WeightsShelf(Protocol):
+    """Loads other weights beside the steps, and keeps them for the epoch that names them."""
+
+    def prepare(self, weights: str) -> None:
+        """Begin. Returns at once; what was kept before is let go of."""
+        ...
+
+    @property
+    def is_preparing(self) -> bool:
+        """Some have begun and were not taken."""
+        ...
+
+    def take_prepared(self) -> list[tuple[str, str]]:
+        """(weights, why they cannot be had or nothing) of those that have ended since the last call."""
+        ...
+
+
 class Stage:
     """Stage `index` of `count` in epoch `epoch`; a new epoch is a new Stage. provenance: one a KV group. layers, kv: for the hand-over of KV between
-    engines; without kv it takes no part in any. grammars: of the stage that samples. accept: what the last stage decides by; tests loosen it.
-    checks: False leaves out digests and provenance, to measure what they cost. clock: seconds, to time the checks; without one they are not timed."""
+    engines; without kv it takes no part in any. grammars: of the stage that samples. weights: None if it can have no others. accept: what the last
+    stage decides by; tests loosen it. checks: False leaves out digests and provenance, to measure what they cost. clock: seconds, to time the checks;
+    without one they are not timed."""
 
     def __init__(
         self,
@@ -99,6 +117,7 @@ class Stage:
         layers: range = range(0),
         kv: KVAccess | None = None,
         grammars: GrammarShelf | None = None,
+        weights: WeightsShelf | None = None,
         accept: Callable[..., StepResult] = accept,
         checks: bool = True,
         clock: Callable[[], float] = no_clock,
@@ -113,6 +132,7 @@ class Stage:
         self._provenance_seconds = 0.0
         self._executor = executor
         self._grammars = grammars
+        self._weights = weights
         self._accept = accept
         self._handover = None
         if kv is not None:
@@ -136,13 +156,17 @@ class Stage:
 
     # What comes in; links deliver each kind in order and once
 
-    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest) -> None:
+    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest | WeightsRequest) -> None:
         """Keep a message until its step. A message of another epoch, or one that this stage never takes, is an error."""
         if message.epoch != self.epoch:
             raise LinkError(f"stage {self.index} is in epoch {self.epoch} and got {type(message).__name__} of epoch {message.epoch}")
         if isinstance(message, GrammarRequest):
             if self._grammars is not None:
                 self._grammars.prepare(message.key, message.source)
+        elif isinstance(message, WeightsRequest):
+            if self._weights is None:
+                raise LinkError(f"stage {self.index} has the weights that it was made with, and was asked to load others")
+            self._weights.prepare(message.weights)
         elif isinstance(message, StepPlan):
             self._plans[message.step] = message
         elif isinstance(message, StepResult):
@@ -184,7 +208,7 @@ class Stage:
         Returns what to send (perhaps nothing yet), or None if the stage has to wait; `waits_for` says for what.
         What it raises names the step."""
         try:
-            return self._grammar_reports() or self._advance()
+            return self._reports() or self._advance()
         except InternalError as error:
             error.step = self.next_step if error.step < 0 else error.step
             raise
@@ -192,12 +216,16 @@ class Stage:
     @property
     def is_preparing(self) -> bool:
         """Something that `advance` will tell of goes on beside it; nothing that comes in says when."""
-        return self._grammars is not None and self._grammars.is_preparing
+        return any(shelf is not None and shelf.is_preparing for shelf in (self._grammars, self._weights))
 
-    def _grammar_reports(self) -> list[Send]:
-        if self._grammars is None:
-            return []
-        reports = [GrammarReport(epoch=self.epoch, key=key, error=error) for key, error in self._grammars.take_prepared()]
+    def _reports(self) -> list[Send]:
+        """Of what went on beside the steps and has ended."""
+        reports: list[GrammarReport | WeightsReport] = []
+        if self._grammars is not None:
+            reports += [GrammarReport(epoch=self.epoch, key=key, error=error) for key, error in self._grammars.take_prepared()]
+        if self._weights is not None:
+            taken = self._weights.take_prepared()
+            reports += [WeightsReport(epoch=self.epoch, stage=self.index, weights=name, error=error) for name, error in taken]
         return [Send(destination=DRIVER, message=report) for report in reports]
 
     def _advance(self) -> list[Send] | None:

@@ -75,6 +75,7 @@ def _control_routes(controls: Controls, route: Callable[[str, Answer, str], Rout
         route("/resume", controls.resume, "POST"),
         route("/is_paused", controls.is_paused, "GET"),
         route("/reset_prefix_cache", controls.reset_prefix_cache, "POST"),
+        route("/update_weights", controls.update_weights, "POST"),
     ]
 
 

@@ -1,6 +1,9 @@
-"""POST /pause, /resume, /reset_prefix_cache; GET /is_paused, as vLLM has them in its development mode. They change what everybody gets, or when."""
+"""POST /pause, /resume, /reset_prefix_cache; GET /is_paused, as vLLM has them in its development mode; and POST /update_weights. They change what
+everybody gets, or when."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import msgspec
 
@@ -43,6 +46,20 @@ class Controls:
         context.require_engine()
         await self._engine.reset_prefix_cache()
         await _say(exchange, {"status": "reset"})
+
+    async def update_weights(self, context: ServerContext, exchange: Exchange, body: bytes) -> None:
+        """Body: {"model": a path or name}. It answers once an epoch with the new weights has begun."""
+        try:
+            asked = msgspec.json.decode(body, type=_Update)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequestError(f'/update_weights wants {{"model": "a folder, a .gguf file or a Hugging Face name"}}: {error}') from None
+        context.require_engine()
+        await self._engine.update_weights(asked.model)
+        await _say(exchange, {"status": "updated", "system_fingerprint": context.client.fingerprint})
+
+
+class _Update(msgspec.Struct, forbid_unknown_fields=True):
+    model: Annotated[str, msgspec.Meta(min_length=1)]
 
 
 async def _say(exchange: Exchange, page: dict[str, object]) -> None:

@@ -41,6 +41,10 @@ class EngineControls(Protocol):
 
     async def reset_prefix_cache(self) -> None: ...
 
+    async def update_weights(self, model: str) -> None:
+        """Returns once every step is computed with the weights of this checkpoint. Raises a CallerError, and changes nothing, if it does not fit."""
+        ...
+
     @property
     def is_paused(self) -> bool: ...
 

@@ -92,6 +92,9 @@ class SimCluster:
                 self._send(host.index, StageStart(epoch=epoch, block_counts=()))
         self._watch.begin(now)
 
+    def use_weights(self, weights: str) -> None:
+        raise AssertionError(f"the oracle has no other weights than its own, not {weights}")
+
     @property
     def is_over(self) -> bool:
         """The epoch has failed, and no other has begun."""

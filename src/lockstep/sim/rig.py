@@ -11,6 +11,7 @@ from lockstep.core.request import EngineRequest
 from lockstep.core.scheduler import Scheduler, SchedulerConfig
 from lockstep.core.table import SlotTable, TableShape
 from lockstep.runtime.driver import Driver
+from lockstep.runtime.messages import WeightsReport
 from lockstep.runtime.stage import Executor, Stage
 from lockstep.runtime.transport.local import LocalCluster
 from lockstep.sim.oracle import OracleExecutor, split_evenly
@@ -114,6 +115,7 @@ class Rig:
         events: list[TokenEvent] = []
         try:
             for result in self.cluster.poll(0):
+                assert not isinstance(result, WeightsReport), result
                 self.driver.receive(result, events)
         finally:
             for event in events:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lockstep.core.outputs import TokenEvent
 from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.schema import FINISH_NONE
-from lockstep.runtime.messages import ImportReport
+from lockstep.runtime.messages import ImportReport, WeightsReport
 from lockstep.runtime.transport.cluster import FromStages
 from lockstep.sim.clients import Client
 from lockstep.sim.log import Log
@@ -100,6 +100,8 @@ def _taken_words(message: FromStages) -> str:
         return _result_words(message)
     if isinstance(message, ImportReport):
         return f"import of generation {message.generation}: {message.computed} positions"
+    if isinstance(message, WeightsReport):
+        return f"weights {message.weights} on stage {message.stage}: {message.error or 'ready'}"
     return f"grammar {message.key}: {message.error or 'compiled'}"
 
 

@@ -21,7 +21,7 @@ from lockstep.ops.backend import DType, Limits, PackedWeight
 from lockstep.ops.program import KVLayer, Program, Weight
 from lockstep.ops.step import F32, SampleOutputs, StepInputs
 
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 
 
 class ReferenceBackend:

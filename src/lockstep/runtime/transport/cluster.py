@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from lockstep.core.records import Columns, StepPlan, StepResult
-from lockstep.runtime.messages import GrammarReport, GrammarRequest, ImportReport
+from lockstep.runtime.messages import GrammarReport, GrammarRequest, ImportReport, WeightsReport, WeightsRequest
 
-FromStages = StepResult | ImportReport | GrammarReport
-"""What the driver takes from its stages."""
+FromStages = StepResult | ImportReport | GrammarReport | WeightsReport
+"""What the driver and its loop take from stages."""
 
-ToStages = StepPlan | GrammarRequest
+ToStages = StepPlan | GrammarRequest | WeightsRequest
 """What every stage gets from the driver."""
 
 
@@ -31,6 +31,10 @@ class Cluster(Protocol):
     def begin(self, epoch: int) -> None:
         """End what is left of the epoch before and begin another: interrupts every stage, whatever it does or waits for, and starts again
         those that are lost or do not answer. Returns at once; `is_ready` turns true in a later `poll`, or that raises."""
+        ...
+
+    def use_weights(self, weights: str) -> None:
+        """What stages compute with from the next `begin` on; those that are started again too. They have said that they have it ready."""
         ...
 
     @property

@@ -28,9 +28,11 @@ from lockstep.runtime.messages import (
     StageReady,
     StageStart,
     StepColumns,
+    WeightsReport,
+    WeightsRequest,
 )
 
-VERSION = 5
+VERSION = 6
 """Of the wire format; part of the handshake."""
 
 MESSAGES: tuple[type[Any], ...] = (
@@ -49,6 +51,8 @@ MESSAGES: tuple[type[Any], ...] = (
     ImportReport,
     GrammarRequest,
     GrammarReport,
+    WeightsRequest,
+    WeightsReport,
 )
 """A message's kind on the wire is its place here."""
 

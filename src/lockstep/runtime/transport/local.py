@@ -24,16 +24,18 @@ PREPARING_S = 0.005
 class LocalCluster:
     """Runs each stage one piece of work at a time, the last stage first, so that the pipeline drains before it fills.
 
-    make_stages(epoch): the stages as they begin that epoch, over the same executors. describe_stages: what `describe` adds. checks: False takes no
-    checksums."""
+    make_stages(epoch): the stages as they begin that epoch, over the same executors. use_weights: tells it with which weights, from the next on; None
+    if there are no others. describe_stages: what `describe` adds. checks: False takes no checksums."""
 
     def __init__(
         self,
         make_stages: Callable[[int], Sequence[Stage]],
         describe_stages: Callable[[], Mapping[str, object]] = dict,
         *,
+        use_weights: Callable[[str], None] | None = None,
         checks: bool = True,
     ) -> None:
+        self._use_weights = use_weights
         self._make_stages = make_stages
         self._describe_stages = describe_stages
         self._checks = checks
@@ -53,6 +55,10 @@ class LocalCluster:
         ends = (DRIVER, *range(len(self.stages)))
         self._writers = {(a, b): LinkWriter(a, b, epoch=epoch, checks=self._checks) for a in ends for b in ends if a != b}
         self._readers = {end: LinkReader(end, epoch=epoch, checks=self._checks) for end in ends}
+
+    def use_weights(self, weights: str) -> None:
+        assert self._use_weights is not None, "these stages have no other weights"
+        self._use_weights(weights)
 
     @property
     def is_ready(self) -> bool:

@@ -74,6 +74,7 @@ class ProcessCluster:
         self._watch = Watch(stage_count, timeouts, time.monotonic())
         self.hellos: tuple[StageHello, ...] = ()
         self.block_counts: tuple[int, ...] = ()
+        self._weights = ""
         try:
             for index in range(stage_count):
                 self._handles.append(self._start(index))
@@ -114,6 +115,9 @@ class ProcessCluster:
                 self._send_start(handle.index)
         self._watch.begin(time.monotonic())
 
+    def use_weights(self, weights: str) -> None:
+        self._weights = weights
+
     def _to_start_again(self) -> list[int]:
         """Stages that have ended, or that are not asked again."""
         again = self._distrusted.union(handle.index for handle in self._handles if handle.has_ended)
@@ -140,7 +144,7 @@ class ProcessCluster:
             self._poller.register(readable, zmq.POLLIN)
 
     def _send_start(self, index: int) -> None:
-        self._outboxes[index].send(StageStart(epoch=self._epoch, block_counts=self.block_counts))
+        self._outboxes[index].send(StageStart(epoch=self._epoch, block_counts=self.block_counts, weights=self._weights))
 
     def _greet(self, hello: StageHello) -> None:
         """The first handshake waits for all stages, and agrees on the pool; a stage that is started again must be what it was."""

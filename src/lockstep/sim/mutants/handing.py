@@ -13,7 +13,7 @@ from lockstep.core.records import StepPlan, StepResult
 from lockstep.core.request import LiveRequest
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.handover import Handover, ToStage, _Export, _id
-from lockstep.runtime.messages import Activations, GrammarRequest, ImportReport, KVPart
+from lockstep.runtime.messages import Activations, GrammarRequest, ImportReport, KVPart, WeightsRequest
 from lockstep.runtime.stage import Send, Stage
 from lockstep.sim.mutants.booking import ExportsUnheld
 from lockstep.sim.mutants.mutant import ALL, UNSEEN, MakeParts, Mutant, Witness, of_driver, of_scheduler, of_stage, watched
@@ -75,7 +75,7 @@ class ImportsOnArrival(OtherHandover):
 
     kind = WatchedHandover
 
-    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest) -> None:
+    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest | WeightsRequest) -> None:
         super().offer(message)
         if isinstance(message, StepPlan) and any(transfer is not None for transfer in message.admissions.transfers):
             self.witness.note(message.epoch, message.step)
@@ -117,7 +117,7 @@ class RereadsReady(OtherHandover):
                 self._whole[send.message.generation] = send.message.computed
         return sends
 
-    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest) -> None:
+    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest | WeightsRequest) -> None:
         if isinstance(message, StepPlan) and len(message.ready.slots):
             own = np.array([self._whole.get(generation, 0) for generation in message.ready.generations.tolist()], np.int32)
             seen = np.where(own > 0, own, message.ready.computed).astype(np.int32)
@@ -166,7 +166,7 @@ class EndsImportAtFirstReport(Driver):
 
     def _note_import(self, report: ImportReport) -> None:
         if report.generation in self._imports:
-            if self._rank_count > 1:
+            if self.rank_count > 1:
                 self.witness.note(self.epoch, self.scheduler.next_step)
             self._end_import(report.generation, report.computed)
 
@@ -206,7 +206,7 @@ class ServesOnArrival(OtherHandover):
 
     kind = WatchedHandover
 
-    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest) -> None:
+    def offer(self, message: StepPlan | StepResult | Activations | GrammarRequest | WeightsRequest) -> None:
         super().offer(message)
         if isinstance(message, StepPlan) and message.exports.transfers:
             self.witness.note(message.epoch, message.step)
