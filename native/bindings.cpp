@@ -151,7 +151,7 @@ void log_of_unit(const std::string& instruction_set, const Array<const uint32_t,
 
 NB_MODULE(_kernels, m) {
   nb::exception<EngineError>(m, "EngineError");
-  nb::enum_<DType>(m, "DType").value("float32", DType::float32).value("bfloat16", DType::bfloat16);
+  nb::enum_<DType>(m, "DType").value("float32", DType::float32).value("bfloat16", DType::bfloat16).value("int8", DType::int8);
   nb::enum_<Layout>(m, "Layout").value("panels", Layout::panels).value("rows", Layout::rows).value("vector", Layout::vector);
   nb::enum_<OpKind>(m, "OpKind")
       .value("embed", OpKind::embed)
@@ -197,7 +197,7 @@ NB_MODULE(_kernels, m) {
   nb::class_<Executable>(m, "Executable")
       .def(
           "__init__",
-          [](Executable* self, const std::string& instruction_set, DType dtype, std::tuple<int64_t, int64_t, int64_t, int64_t> limits,
+          [](Executable* self, const std::string& instruction_set, DType dtype, DType kv_dtype, std::tuple<int64_t, int64_t, int64_t, int64_t> limits,
              std::vector<int64_t> block_counts, int64_t threads, const std::vector<std::pair<bool, int64_t>>& buffers,
              const std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>& kv_layers, const std::vector<OpCall>& ops) {
             const auto [tokens, rows, samples, block_size] = limits;
@@ -205,10 +205,10 @@ NB_MODULE(_kernels, m) {
             for (const auto& [by_sample, width] : buffers) shapes.push_back({by_sample, width});
             std::vector<KVLayerShape> layers;
             for (const auto& [kv_heads, head_dim, group, latent] : kv_layers) layers.push_back({kv_heads, head_dim, group, latent});
-            new (self) Executable(kernels_named(instruction_set), dtype, Limits{tokens, rows, samples, block_size, std::move(block_counts)}, threads,
+            new (self) Executable(kernels_named(instruction_set), dtype, kv_dtype, Limits{tokens, rows, samples, block_size, std::move(block_counts)}, threads,
                                   std::move(shapes), std::move(layers), ops);
           },
-          nb::kw_only(), nb::arg("instruction_set"), nb::arg("dtype"), nb::arg("limits"), nb::arg("block_counts"), nb::arg("threads"),
+          nb::kw_only(), nb::arg("instruction_set"), nb::arg("dtype"), nb::arg("kv_dtype"), nb::arg("limits"), nb::arg("block_counts"), nb::arg("threads"),
           nb::arg("buffers"), nb::arg("kv_layers"), nb::arg("ops"))
       // Arrays are taken as they are or refused: a converted copy would swallow what is written to it.
       .def("run", &run, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("row_starts").noconvert(),

@@ -21,6 +21,7 @@ from tokenizers import pre_tokenizers
 from lockstep import LLM, SamplingParams
 from lockstep.backends.native import NativeBackend
 from lockstep.models.spec import spec_from_config
+from lockstep.ops.backend import KVDType
 from lockstep.ops.step import F32
 from lockstep.weights import find_model, open_checkpoint
 from rig import Stages, build_stages, logits_of
@@ -107,14 +108,13 @@ def greedy_answers(asked: Sequence[str], *, threads: int) -> list[tuple[list[int
     return [(output.prompt_token_ids, output.outputs[0].token_ids) for output in outputs]
 
 
-def our_program(*, threads: int) -> Stages:
+def our_program(*, threads: int, kv_dtype: KVDType | None = None) -> Stages:
     """The embedded model's program on the native backend in float32, for its logits."""
     checkpoint = open_checkpoint(find_model("smollm2"))
     tensors = {name: checkpoint.read(name) for name in checkpoint.names()}
     spec = spec_from_config(checkpoint.config)
-    return build_stages(
-        NativeBackend(), spec, tensors, threads=threads, tokens_max=TOKENS_MAX, block_size=BLOCK_SIZE, block_count=TOKENS_MAX // BLOCK_SIZE
-    )
+    sizes = {"tokens_max": TOKENS_MAX, "block_size": BLOCK_SIZE, "block_count": TOKENS_MAX // BLOCK_SIZE}
+    return build_stages(NativeBackend(), spec, tensors, threads=threads, kv_dtype=kv_dtype, **sizes)
 
 
 def compare(stages: Stages, theirs: Transformers, answers: Sequence[tuple[list[int], list[int]]]) -> Iterator[Agreement]:

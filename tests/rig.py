@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.models.families import WeightSource, build_program, weight_sources
 from lockstep.models.spec import ModelSpec, spec_from_config
-from lockstep.ops.backend import Backend, DType, Executable, Limits
+from lockstep.ops.backend import Backend, DType, Executable, KVDType, Limits
 from lockstep.ops.program import Program
 from lockstep.ops.step import F32, I32, SampleOutputs, SamplingInputs, StepInputs
 
@@ -125,11 +125,17 @@ def build_stages(
     rows_max: int = 8,
     block_size: int = 4,
     block_count: int = 128,
+    kv_dtype: KVDType | None = None,
 ) -> Stages:
     """One executable a range of `split` (default: one stage with all layers). As many positions may be sampled as there are tokens."""
     ranges = tuple(split or (range(spec.layer_count),))
     limits = Limits(
-        tokens_max=tokens_max, rows_max=rows_max, samples_max=tokens_max, block_size=block_size, block_counts=(block_count,) * len(spec.kv_windows)
+        tokens_max=tokens_max,
+        rows_max=rows_max,
+        samples_max=tokens_max,
+        block_size=block_size,
+        block_counts=(block_count,) * len(spec.kv_windows),
+        kv_dtype=kv_dtype,
     )
     executables, programs = [], []
     for index, layers in enumerate(ranges):

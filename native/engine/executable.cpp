@@ -8,15 +8,17 @@
 
 namespace lockstep {
 
-Executable::Executable(const KernelTable* kernels, DType dtype, Limits limits, int64_t threads, std::vector<BufferShape> buffers,
+Executable::Executable(const KernelTable* kernels, DType dtype, DType kv_dtype, Limits limits, int64_t threads, std::vector<BufferShape> buffers,
                        std::vector<KVLayerShape> kv_layers, std::vector<OpCall> ops)
     : kernels_(kernels),
       dtype_(dtype),
+      kv_dtype_(kv_dtype),
       limits_(std::move(limits)),
       buffers_(std::move(buffers)),
       kv_layers_(std::move(kv_layers)),
       ops_(std::move(ops)),
       team_(threads) {
+  if (dtype_ == DType::int8) fail("int8 is a dtype of KV, not of matrices");
   if (limits_.block_size < 1 || limits_.tokens_max < 1 || limits_.rows_max < 1 || limits_.samples_max < 1) {
     fail("limits must be at least 1: tokens ", limits_.tokens_max, ", rows ", limits_.rows_max, ", samples ", limits_.samples_max, ", block size ",
          limits_.block_size);
@@ -60,10 +62,13 @@ void Executable::allocate() {
     memory_.emplace_back(buffer_rows_max(static_cast<int64_t>(i)) * buffers_[i].width * 4);
     data_.push_back(memory_.back().floats());
   }
-  const int64_t element = dtype_ == DType::float32 ? 4 : 2;
+  const int64_t element = kv_dtype_ == DType::float32 ? 4 : kv_dtype_ == DType::bfloat16 ? 2 : 1;
   for (const KVLayerShape& layer : kv_layers_) {
     const int64_t bytes = limits_.block_counts[static_cast<size_t>(layer.group)] * layer.kv_heads * layer.head_dim * limits_.block_size * element;
-    kv_.push_back({ZeroedMemory(bytes), ZeroedMemory(layer.latent > 0 ? 0 : bytes)});
+    const int64_t scales =
+        kv_dtype_ == DType::int8 ? limits_.block_counts[static_cast<size_t>(layer.group)] * layer.kv_heads * limits_.block_size * 4 : 0;
+    const bool latent = layer.latent > 0;
+    kv_.push_back({ZeroedMemory(bytes), ZeroedMemory(latent ? 0 : bytes), ZeroedMemory(scales), ZeroedMemory(latent ? 0 : scales)});
   }
   int64_t prepared_bytes = 0, gathered_floats = 0, expert_floats = 0;
   for (const OpCall& op : ops_) {
@@ -253,14 +258,16 @@ void Executable::check_attention_shapes(const OpCall& op) const {
 
 int64_t Executable::kv_bytes() const {
   int64_t bytes = 0;
-  for (const KVMemory& layer : kv_) bytes += layer.keys.bytes() + layer.values.bytes();
+  for (const KVMemory& layer : kv_) bytes += layer.keys.bytes() + layer.values.bytes() + layer.key_scales.bytes() + layer.value_scales.bytes();
   return bytes;
 }
 
 KVView Executable::kv_view(int64_t layer) const {
   const KVLayerShape& shape = kv_layers_[static_cast<size_t>(layer)];
   const KVMemory& memory = kv_[static_cast<size_t>(layer)];
-  return {memory.keys.data(), memory.values.data(), shape.kv_heads, shape.head_dim, shape.latent, limits_.block_size, dtype_};
+  return {memory.keys.data(), memory.values.data(), memory.key_scales.floats(), memory.value_scales.floats(),
+          shape.kv_heads,     shape.head_dim,       shape.latent,               limits_.block_size,
+          kv_dtype_};
 }
 
 void Executable::run(const Step& step, const std::vector<Binding>& bindings, const SampleColumns& samples) {

@@ -91,7 +91,8 @@ struct Binding {
 class Executable {
  public:
   // Throws EngineError if the ops, shapes and weights do not fit together.
-  Executable(const KernelTable* kernels, DType dtype, Limits limits, int64_t threads, std::vector<BufferShape> buffers,
+  // dtype: of matrices and their products; kv_dtype: of KV.
+  Executable(const KernelTable* kernels, DType dtype, DType kv_dtype, Limits limits, int64_t threads, std::vector<BufferShape> buffers,
              std::vector<KVLayerShape> kv_layers, std::vector<OpCall> ops);
 
   // Check the step, then run every op. Throws EngineError before anything is written if the step is malformed, and after if logits hold NaN.
@@ -107,6 +108,8 @@ class Executable {
   struct KVMemory {
     ZeroedMemory keys;
     ZeroedMemory values;
+    ZeroedMemory key_scales;
+    ZeroedMemory value_scales;
   };
   struct RopeTable {
     const PackedWeight* inverse_frequencies;
@@ -162,6 +165,7 @@ class Executable {
 
   const KernelTable* kernels_;
   DType dtype_;
+  DType kv_dtype_;
   Limits limits_;
   std::vector<BufferShape> buffers_;
   std::vector<KVLayerShape> kv_layers_;

@@ -73,7 +73,7 @@ void probe_attention(const KernelTable& kernels, int64_t window, float soft_cap,
   AttentionCall call;
   call.q = q.data();
   call.y = y.data();
-  call.kv = {keys.data(), values.data(), 1, dim, latent, block_size, DType::float32};
+  call.kv = {keys.data(), values.data(), nullptr, nullptr, 1, dim, latent, block_size, DType::float32};
   call.block_table = table;
   call.heads = heads;
   call.kv_head = 0;

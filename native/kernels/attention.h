@@ -60,27 +60,39 @@ LOCKSTEP_INLINE VisibleKeys visible_keys(const AttentionCall& call, int64_t toke
 
 LOCKSTEP_INLINE F32x16 widen_any(const float* p) { return load(p); }
 LOCKSTEP_INLINE F32x16 widen_any(const uint16_t* p) { return widen(p); }
+LOCKSTEP_INLINE F32x16 widen_any(const int8_t* p) {
+  typedef int8_t I8x16 __attribute__((vector_size(16)));
+  I8x16 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return __builtin_convertvector(v, F32x16);
+}
 LOCKSTEP_INLINE float widen_any_one(float v) { return v; }
+LOCKSTEP_INLINE float widen_any_one(int8_t v) { return static_cast<float>(v); }
 LOCKSTEP_INLINE float widen_any_one(uint16_t v) { return widen_one(v); }
 
 // Keys [first + skip, first + count) of the tile at `first` into scratch, the rest zero; 0 <= skip < count.
 template <class Element>
 static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t first, int64_t skip, int64_t count) {
   const KVView& kv = call.kv;
+  constexpr bool scaled = sizeof(Element) == 1;
   const int64_t dim = kv.head_dim, padded = padded_dim(dim), size = kv.block_size;
   const auto* all_keys = static_cast<const Element*>(kv.keys);
   const auto* all_values = static_cast<const Element*>(kv.values);
   const auto head_of = [&](int64_t position) { return (call.block_table[position / size] * kv.kv_heads + call.kv_head) * dim * size; };
+  const auto scale_at = [&](int64_t position) {
+    return (call.block_table[position / size] * kv.kv_heads + call.kv_head) * size + position % size;
+  };
   for (int64_t half = 0; half < tile_keys; half += lane_count) {
     if (size % lane_count == 0 && half < count && half >= skip) {
       const Element* keys = all_keys + head_of(first + half) + (first + half) % size;
       const int64_t visible = count - half;
-      if (visible >= lane_count) {
-        for (int64_t d = 0; d < dim; ++d) store(s.keys + d * tile_keys + half, widen_any(keys + d * size));
-      } else {
-        const F32x16 limit = broadcast(static_cast<float>(visible));
-        const F32x16 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        for (int64_t d = 0; d < dim; ++d) store(s.keys + d * tile_keys + half, index < limit ? widen_any(keys + d * size) : broadcast(0.0f));
+      const F32x16 scales = scaled ? load(kv.key_scales + scale_at(first + half)) : broadcast(1.0f);
+      const F32x16 limit = broadcast(static_cast<float>(visible < lane_count ? visible : lane_count));
+      const F32x16 index = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      for (int64_t d = 0; d < dim; ++d) {
+        F32x16 key = widen_any(keys + d * size);
+        if (scaled) key = key * scales;
+        store(s.keys + d * tile_keys + half, visible >= lane_count ? key : index < limit ? key : broadcast(0.0f));
       }
       continue;
     }
@@ -90,7 +102,8 @@ static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t fir
         continue;
       }
       const Element* key = all_keys + head_of(first + j) + (first + j) % size;
-      for (int64_t d = 0; d < dim; ++d) s.keys[d * tile_keys + j] = widen_any_one(key[d * size]);
+      const float scale = scaled ? kv.key_scales[scale_at(first + j)] : 1.0f;
+      for (int64_t d = 0; d < dim; ++d) s.keys[d * tile_keys + j] = scaled ? widen_any_one(key[d * size]) * scale : widen_any_one(key[d * size]);
     }
   }
   if (kv.latent > 0) {
@@ -105,9 +118,10 @@ static void gather_tile(const AttentionCall& call, const Scratch& s, int64_t fir
   for (int64_t j = skip; j < count; ++j) {
     const Element* value = all_values + head_of(first + j) + ((first + j) % size) * dim;
     float* to = s.values + j * padded;
+    const float scale = scaled ? kv.value_scales[scale_at(first + j)] : 1.0f;
     int64_t d = 0;
-    for (; d + lane_count <= dim; d += lane_count) store(to + d, widen_any(value + d));
-    for (; d < padded; ++d) to[d] = d < dim ? widen_any_one(value[d]) : 0.0f;
+    for (; d + lane_count <= dim; d += lane_count) store(to + d, scaled ? widen_any(value + d) * scale : widen_any(value + d));
+    for (; d < padded; ++d) to[d] = d >= dim ? 0.0f : scaled ? widen_any_one(value[d]) * scale : widen_any_one(value[d]);
   }
 }
 
@@ -231,7 +245,9 @@ static void attention(const AttentionCall& call) {
   for (int64_t first = seen_first / tile_keys * tile_keys; first <= last; first += tile_keys) {
     const int64_t skip = seen_first > first ? seen_first - first : 0;
     const int64_t present = last + 1 - first < tile_keys ? last + 1 - first : tile_keys;
-    if (call.kv.dtype == DType::bfloat16) {
+    if (call.kv.dtype == DType::int8) {
+      gather_tile<int8_t>(call, s, first, skip, present);
+    } else if (call.kv.dtype == DType::bfloat16) {
       gather_tile<uint16_t>(call, s, first, skip, present);
     } else {
       gather_tile<float>(call, s, first, skip, present);

@@ -94,6 +94,36 @@ LOCKSTEP_INLINE void rotate(const float* from, const float* cosines, const float
 LOCKSTEP_INLINE void put(float* to, float value) { *to = value; }
 LOCKSTEP_INLINE void put(uint16_t* to, float value) { *to = round_one(value); }
 
+// The scale of a vector whose integers are its values over it, to nearest even, from -127 to 127. What is not finite makes the scale not a number,
+// so that nothing can be read out of it.
+LOCKSTEP_INLINE float scale_of(const float* values, int64_t count) {
+  float largest = 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    const float size = __builtin_fabsf(values[i]);
+    if (!(size <= __FLT_MAX__)) return __builtin_nanf("");
+    largest = size > largest ? size : largest;
+  }
+  return largest / 127.0f;
+}
+
+LOCKSTEP_INLINE int8_t scaled_one(float value, float scale) {
+  if (!(scale > 0.0f)) return scale == 0.0f ? 0 : 1;
+  const float whole = __builtin_rintf(value / scale);
+  return static_cast<int8_t>(whole > 127.0f ? 127.0f : whole < -127.0f ? -127.0f : whole);
+}
+
+static void write_int8(const RopeCall& call, int64_t kv_head, const float* key, const float* value) {
+  const KVView& kv = call.kv;
+  const int64_t head = call.block * kv.kv_heads + kv_head, at = head * kv.block_size + call.offset;
+  int8_t* keys = static_cast<int8_t*>(kv.keys) + head * kv.head_dim * kv.block_size + call.offset;
+  const float scale = kv.key_scales[at] = scale_of(key, kv.head_dim);
+  for (int64_t d = 0; d < kv.head_dim; ++d) keys[d * kv.block_size] = scaled_one(key[d], scale);
+  if (kv.latent > 0) return;
+  int8_t* values = static_cast<int8_t*>(kv.values) + (head * kv.block_size + call.offset) * kv.head_dim;
+  const float value_scale = kv.value_scales[at] = scale_of(value, kv.head_dim);
+  for (int64_t d = 0; d < kv.head_dim; ++d) values[d] = scaled_one(value[d], value_scale);
+}
+
 template <class Element>
 static void write_kv(const RopeCall& call, int64_t kv_head, const float* key, const float* value) {
   const KVView& kv = call.kv;
@@ -119,7 +149,9 @@ static void rope_write(const RopeCall& call) {
   float rotated[head_dim_max];
   for (int64_t h = 0; h < call.kv.kv_heads; ++h) {
     rotate_head(call, call.keys + h * width, rotated);
-    if (call.kv.dtype == DType::bfloat16) {
+    if (call.kv.dtype == DType::int8) {
+      write_int8(call, h, rotated, call.values + h * width);
+    } else if (call.kv.dtype == DType::bfloat16) {
       write_kv<uint16_t>(call, h, rotated, call.values + h * width);
     } else {
       write_kv<float>(call, h, rotated, call.values + h * width);

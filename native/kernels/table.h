@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-enum class DType : int32_t { float32 = 0, bfloat16 = 1 };
+enum class DType : int32_t { float32 = 0, bfloat16 = 1, int8 = 2 };  // int8: of KV alone
 
 constexpr int64_t lane_count = 16;     // floats in the unit that every kernel works in
 constexpr int64_t panel_columns = 64;  // output columns in one panel of a packed matrix
@@ -32,9 +32,12 @@ struct LinearCall {
 
 // One KV layer. keys [block][kv_head][head_dim][block_size] (transposed, so that 16 keys are one load), values
 // [block][kv_head][block_size][head_dim]; or none where `latent` is set: then a value is the last `latent` elements of its key.
+// int8: an element is its integer times the scale of its position and head; scales [block][kv_head][block_size].
 struct KVView {
   void* keys;
   void* values;
+  float* key_scales;  // null unless int8
+  float* value_scales;
   int64_t kv_heads;
   int64_t head_dim;
   int64_t latent;

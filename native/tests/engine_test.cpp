@@ -161,25 +161,25 @@ Outputs run(Executable& executable, const Run& r) {
   return out;
 }
 
-Executable make(const KernelTable* kernels, DType dtype, int64_t threads, int64_t block_size, Kind kind, const std::vector<OpCall>& ops) {
+Executable make(const KernelTable* kernels, DType dtype, DType kv_dtype, int64_t threads, int64_t block_size, Kind kind, const std::vector<OpCall>& ops) {
   if (kind == Kind::latent) {
     constexpr int64_t queries = latent_heads * latent_width, both = latent_heads * latent_rank;
     const std::vector<BufferShape> buffers = {{false, hidden}, {false, hidden}, {false, latent_heads * (latent_rope + latent_plain)},
                                               {false, queries}, {false, both}, {false, 2 * ffn}, {false, ffn}, {true, hidden},
                                               {true, vocabulary}, {false, latent_width}, {false, queries}, {false, latent_heads * 64}};
-    return Executable(kernels, dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{1, latent_width, 0, latent_rank}}, ops);
+    return Executable(kernels, dtype, kv_dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{1, latent_width, 0, latent_rank}}, ops);
   }
   const std::vector<BufferShape> buffers = {{false, hidden}, {false, hidden}, {false, width + 2 * kv_heads * head_dim},
                                             {false, width},  {false, width},  {false, 2 * ffn},
                                             {false, ffn},    {true, hidden},  {true, vocabulary}};
-  return Executable(kernels, dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{kv_heads, head_dim, 0, 0}}, ops);
+  return Executable(kernels, dtype, kv_dtype, Limits{64, 2, 4, block_size, {40}}, threads, buffers, {{kv_heads, head_dim, 0, 0}}, ops);
 }
 
 // Two requests of 40 and 9 tokens of one text, whole or in chunks of one token of each.
-Outputs run_model(const KernelTable* kernels, DType dtype, Kind kind, int64_t threads, int64_t block_size, bool chunked) {
+Outputs run_model(const KernelTable* kernels, DType dtype, DType kv_dtype, Kind kind, int64_t threads, int64_t block_size, bool chunked) {
   WeightArena arena;
   const std::vector<OpCall> ops = small_model(arena, dtype, kind);
-  Executable executable = make(kernels, dtype, threads, block_size, kind, ops);
+  Executable executable = make(kernels, dtype, kv_dtype, threads, block_size, kind, ops);
   const int64_t table_width = (40 + block_size - 1) / block_size;
   std::vector<int32_t> table;
   for (int64_t i = 0; i < 2 * table_width; ++i) table.push_back(static_cast<int32_t>((i * 7 + 3) % 40));
@@ -206,12 +206,13 @@ Outputs run_model(const KernelTable* kernels, DType dtype, Kind kind, int64_t th
 
 void test_model_agrees_with_itself(Kind kind) {
   for (const KernelTable* kernels : usable_kernels()) {
-    for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      const Outputs expected = run_model(kernels, dtype, kind, 1, 16, false);
+    for (const auto [dtype, kv_dtype] : {std::pair{DType::float32, DType::float32}, std::pair{DType::bfloat16, DType::bfloat16},
+                                         std::pair{DType::float32, DType::int8}, std::pair{DType::bfloat16, DType::float32}}) {
+      const Outputs expected = run_model(kernels, dtype, kv_dtype, kind, 1, 16, false);
       for (const int64_t threads : {1, 3}) {
         for (const int64_t block_size : {1, 5, 16, 32}) {
           for (const bool chunked : {false, true}) {
-            const Outputs got = run_model(kernels, dtype, kind, threads, block_size, chunked);
+            const Outputs got = run_model(kernels, dtype, kv_dtype, kind, threads, block_size, chunked);
             const std::string where =
                 std::string(kernels->name) + ", threads " + std::to_string(threads) + ", block size " + std::to_string(block_size);
             check(got.tokens == expected.tokens && got.top_ids == expected.top_ids, "tokens do not change: " + where);
@@ -261,7 +262,7 @@ void test_malformed_steps_are_refused() {
   for (const KernelTable* kernels : usable_kernels()) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       WeightArena arena;
-      Executable executable = make(kernels, dtype, 2, 4, Kind::plain, small_model(arena, dtype, Kind::plain));
+      Executable executable = make(kernels, dtype, dtype, 2, 4, Kind::plain, small_model(arena, dtype, Kind::plain));
       const auto refused = [&](const std::function<void(StepData&)>& change) {
         StepData data;
         change(data);
@@ -332,7 +333,7 @@ std::vector<float> run_experts(const KernelTable* kernels, DType dtype, int64_t 
   if (routed == nullptr) ops.push_back(route);
   ops.push_back(experts);
   const std::vector<BufferShape> buffers = {{false, expert_width}, {false, 2 * expert_top_k}, {false, expert_width}, {false, experts_count}};
-  Executable executable(kernels, dtype, Limits{16, 16, 1, 4, {8}}, threads, buffers, {}, ops);
+  Executable executable(kernels, dtype, dtype, Limits{16, 16, 1, 4, {8}}, threads, buffers, {}, ops);
   const int64_t tokens = static_cast<int64_t>(x.size()) / expert_width;
   std::vector<float> y(x.size()), own_x(x), own_logits(logits), routing(static_cast<size_t>(tokens * 2 * expert_top_k));
   if (routed != nullptr) std::copy_n(routed, routing.size(), routing.begin());

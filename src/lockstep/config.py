@@ -15,6 +15,15 @@ from lockstep.errors import ConfigError
 
 Executor = Literal["auto", "local", "mp"]
 
+_KV_DTYPES: Mapping[str, Literal["float32", "bfloat16", "int8"]] = {
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float32": "float32",
+    "fp32": "float32",
+    "int8": "int8",
+    "int8_per_token_head": "int8",
+}
+
 AUTO = "auto"
 """As max_model_len: the longest window that KV memory holds. -1 says the same, and is what becomes of it."""
 
@@ -26,8 +35,8 @@ class EngineConfig:
     revision, tokenizer_revision: branch, tag or commit of a Hugging Face name; None is the default branch, and for a tokenizer of the model's own
     repository the model's revision. download_dir: cache of downloads, None is huggingface_hub's own. hf_token: of a Hugging Face account; True asks
     for the stored one, None sends HF_TOKEN or the stored one if there is any. use_tqdm_on_load: downloads show their progress on standard error.
-    dtype: of weights and KV; "auto" is bfloat16. max_model_len: window in tokens, None for the model's own,
-    AUTO (or -1) for as much of that as KV memory holds of one request.
+    dtype: of weights, and of KV unless kv_cache_dtype names another; "auto" is bfloat16. kv_cache_dtype: "int8" keeps a scale a token and head.
+    max_model_len: window in tokens, None for the model's own, AUTO (or -1) for as much of that as KV memory holds of one request.
 
     pipeline_parallel_size: stages. layer_split: layers a stage, "16,14"; None splits by weight bytes.
     distributed_executor_backend: "mp" runs each stage in a process, "local" all in this one; "auto" is local for one stage, else mp.
@@ -67,6 +76,7 @@ class EngineConfig:
     hf_token: str | bool | None = field(default=None, repr=False)
     use_tqdm_on_load: bool = True
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | str | None = None
     pipeline_parallel_size: int = 1
     layer_split: str | None = None
@@ -110,6 +120,7 @@ class EngineConfig:
             found = "an empty text" if self.hf_token == "" else type(self.hf_token).__name__
             raise ConfigError(f"hf_token must be a token, true or left out, got {found}")
         _choice("dtype", self.dtype, ("auto", "float32", "bfloat16", "float", "bf16", "fp32"))
+        _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", *_KV_DTYPES))
         _choice("distributed_executor_backend", self.distributed_executor_backend, ("auto", "local", "mp"))
         _choice("scheduling_policy", self.scheduling_policy, ("fcfs", "priority"))
         _choice("backend", self.backend, ("native", "reference"))
@@ -157,6 +168,10 @@ class EngineConfig:
     @property
     def storage_dtype(self) -> Literal["float32", "bfloat16"]:
         return "float32" if self.dtype in ("float32", "float", "fp32") else "bfloat16"
+
+    @property
+    def kv_dtype(self) -> Literal["float32", "bfloat16", "int8"]:
+        return _KV_DTYPES.get(self.kv_cache_dtype, self.storage_dtype)
 
     @property
     def in_processes(self) -> bool:

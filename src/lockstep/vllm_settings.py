@@ -51,7 +51,7 @@ _TRANSFER = "prefill/decode disaggregation is not there yet"
 _MEDIA = "Lockstep takes text; images, audio and video are not there"
 _POOLING = "Lockstep runs models that generate text, not pooling models"
 _QUANTISED = "GGUF files bring their own; other quantisation is not there yet"
-_KV_DTYPE = "KV has the dtype of the weights; use --dtype"
+_KV_DTYPE = "scales of KV are of each token and head, all layers alike; use --kv-cache-dtype"
 _OFFLOAD = "weights and KV stay in memory; nothing is swapped or offloaded. Use --kv-cache-memory-bytes for the size of the KV cache"
 _GRAPHS = "the native backend runs a recorded program; there is nothing to compile or capture"
 _KERNELS = "the backend picks its kernels; use --backend or --instruction-set"
@@ -130,7 +130,6 @@ FOREIGN: Mapping[str, ForeignSetting] = MappingProxyType(
             _except(_OFFLOAD, "kv_offloading_size", 0),
             _valued(_OFFLOAD, "offload_backend cpu_offload_params offload_group_size offload_num_in_group offload_prefetch_step offload_params"),
             _valued(_OFFLOAD, "kv_offloading_backend"),
-            _except(_KV_DTYPE, "kv_cache_dtype", "auto"),
             _valued(_KV_DTYPE, "kv_cache_dtype_skip_layers"),
             _switches(_KV_DTYPE, "calculate_kv_scales kv_sharing_fast_prefill"),
             _valued(_PREFIX, "prefix_caching_hash_algo prefix_cache_retention_interval prefix_match_unit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lockstep.backends.reference.backend import ReferenceBackend
 from lockstep.backends.reference.cases import CaseStep, OpCase, difference, run_case
 from lockstep.backends.reference.table import OP_REFERENCES
 from lockstep.errors import InternalError
-from lockstep.ops.backend import DType
+from lockstep.ops.backend import DType, KVDType
 from lockstep.ops.vocabulary import OPS
 
 F64 = NDArray[np.float64]
@@ -29,9 +30,15 @@ def rounded(values: NDArray[np.float32], dtype: DType) -> F64:
     return values.astype(np.float64)
 
 
-def run(case: OpCase, dtype: DType) -> list[NDArray[np.float32]]:
+def scaled(values: F64) -> F64:
+    """Each vector as 127 steps either way of its largest: what int8 KV keeps."""
+    step = np.abs(values.astype(np.float32)).max(-1, keepdims=True) / np.float32(127)
+    return np.rint(values.astype(np.float32) / step) * step.astype(np.float64)
+
+
+def run(case: OpCase, dtype: DType, kv_dtype: KVDType | None = None) -> list[NDArray[np.float32]]:
     (name,) = case.watched
-    return [outcome.buffers[name] for outcome in run_case(ReferenceBackend(), case, dtype)]
+    return [outcome.buffers[name] for outcome in run_case(ReferenceBackend(), case, dtype, kv_dtype=kv_dtype)]
 
 
 def close(kind: str, dtype: DType, actual: NDArray[np.float32], expected: F64) -> None:
@@ -98,10 +105,11 @@ def rotated(x: F64, position: int, frequencies: NDArray[np.float32], magnitude: 
     return np.concatenate([turned.real, turned.imag, x[:, 2 * half :]], -1)
 
 
-def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]:
+def attention_by_hand(case: OpCase, dtype: DType | Literal["int8"]) -> tuple[list[F64], list[F64]]:
     """(rotated queries, attended values) a step, with each row's keys and values in plain lists and no blocks."""
     sizes, settings = case.program.ops[0].attributes, case.program.ops[1].attributes
     window, cap, latent = int(settings["window"]), float(settings["soft_cap"]), case.program.kv_layers[0].latent
+    kept = scaled if dtype == "int8" else lambda x: rounded(x.astype(np.float32), dtype)
     heads, kv_heads, head_dim = (int(sizes[name]) for name in ("heads", "kv_heads", "head_dim"))
     keys: dict[int, list[F64]] = {}
     values: dict[int, list[F64]] = {}
@@ -115,8 +123,8 @@ def attention_by_hand(case: OpCase, dtype: DType) -> tuple[list[F64], list[F64]]
                 qkv = np.concatenate([step.activations[part][token] for part in parts]).astype(np.float64).reshape(-1, head_dim)
                 q, k, v = qkv[:heads], qkv[heads : heads + kv_heads], qkv[heads + kv_heads :]
                 q, k = (rotated(x, position, case.weights["frequencies"][0], float(sizes["magnitude"])) for x in (q, k))
-                keys.setdefault(row, []).append(rounded(k.astype(np.float32), dtype))
-                values.setdefault(row, []).append(keys[row][-1][:, head_dim - latent :] if latent else rounded(v.astype(np.float32), dtype))
+                keys.setdefault(row, []).append(kept(k))
+                values.setdefault(row, []).append(keys[row][-1][:, head_dim - latent :] if latent else kept(v))
                 assert len(keys[row]) == position + 1
                 queries.append(q.reshape(-1))
                 out = []
@@ -170,6 +178,16 @@ def test_head_linear_multiplies_each_head_by_its_own_rows_and_passes_what_comes_
         for head, matrix in zip(row.reshape(heads, -1), matrices, strict=True)
     ]
     close("head_linear", dtype, run(case, dtype)[0], np.stack(expected).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_attention_on_int8_reads_integers_times_the_scale_of_their_position_and_head(seed: int) -> None:
+    """At most a few values lie so near to half a step that their rotation's last bit decides."""
+    case = OP_REFERENCES["paged_attention"].generate(seed)
+    plain = run(case, "float32")
+    for actual, exact, other in zip(run(case, "float32", "int8"), attention_by_hand(case, "int8")[1], plain, strict=True):
+        assert np.quantile(np.abs(actual - exact), 0.95) <= 1e-4
+        assert 1e-4 < difference(actual, other) < 0.1
 
 
 @pytest.mark.parametrize("seed", SEEDS)

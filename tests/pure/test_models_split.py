@@ -72,6 +72,7 @@ def test_tied_table_counts_once_on_a_stage_that_does_both() -> None:
 def test_kv_bytes_per_block_count_keys_and_values_of_the_stage_s_layers() -> None:
     program = build_program(tiny_spec(), range(1, 4), embeds=False, samples=False)
     assert kv_bytes_per_block(program, "bfloat16", 16, 1) == (3 * 2 * 2 * 16 * 16 * 2,)
+    assert kv_bytes_per_block(program, "int8", 16, 1) == (3 * 2 * 2 * 16 * (16 + 4),)
     assert kv_bytes_per_block(program, "float32", 16, 2) == (3 * 2 * 2 * 16 * 16 * 4, 0)
 
 

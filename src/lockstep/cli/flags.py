@@ -58,6 +58,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--dtype", default=d["dtype"], choices=("auto", "bfloat16", "float32"), help="of weights and KV; auto is bfloat16 (default: %(default)s)"
     )
     model.add_argument(
+        "--kv-cache-dtype",
+        default=d["kv_cache_dtype"],
+        choices=("auto", "bfloat16", "float32", "int8", "int8_per_token_head"),
+        help="of KV: auto is that of the weights; int8 has a scale a token and head (default: %(default)s)",
+    )
+    model.add_argument(
         "--max-model-len",
         type=window_length,
         help="window in tokens, prompt and output; 8k and 1M are understood, auto (-1): what KV memory holds of one request (default: the model's)",

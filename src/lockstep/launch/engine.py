@@ -112,7 +112,7 @@ def launch_engine(
         loaded.check(agreement)
 
         def identify(held: ResolvedModel) -> str:
-            return fingerprint(held, agreement["numerics"]) + loaded.suffix
+            return fingerprint(held, config.kv_dtype, agreement["numerics"]) + loaded.suffix
 
         return _start(config, model, cluster, block_counts, folder, identify, loaded.processors, on_failure)
     except BaseException:

@@ -48,7 +48,7 @@ def longest_request(config: EngineConfig, spec: ModelSpec, splits: Sequence[rang
     weights are taken off what is free, and a tenth is left for whatever else comes. Raises ConfigError if not even two fit."""
     windows, dtype = spec.kv_windows, config.storage_dtype
     programs = [build_program(spec, own, embeds=not stage, samples=stage == len(splits) - 1) for stage, own in enumerate(splits)]
-    sizes = [kv_bytes_per_block(program, dtype, config.block_size, len(windows)) for program in programs]
+    sizes = [kv_bytes_per_block(program, config.kv_dtype, config.block_size, len(windows)) for program in programs]
     free = psutil.virtual_memory().available - sum(weight_bytes(program, dtype) for program in programs)
     memory = config.kv_cache_memory_bytes or int(0.9 * FREE_MEMORY_SHARE * max(0, free) / len(splits))
 

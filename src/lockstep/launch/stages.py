@@ -96,10 +96,11 @@ def table_shape(config: EngineConfig, model: ResolvedModel) -> TableShape:
     return TableShape(slot_count=config.max_num_seqs, length_max=model.window, block_size=config.block_size, windows=model.spec.kv_windows)
 
 
-def fingerprint(model: ResolvedModel, numerics: str) -> str:
-    """Names weights, dtype, kernel numerics and engine numerics: servers with one fingerprint give the same tokens for the same request and seed.
-    It reads all bytes of the checkpoint, so the launching process alone makes it."""
-    return f"ls{ENGINE_NUMERICS}-{model.checkpoint.fingerprint()[:12]}-{model.dtype}-{numerics}"
+def fingerprint(model: ResolvedModel, kv_dtype: str, numerics: str) -> str:
+    """Names weights, dtype, that of KV where it is another, kernel numerics and engine numerics: servers with one fingerprint give the same tokens
+    for the same request and seed. It reads all bytes of the checkpoint, so the launching process alone makes it."""
+    kv = "" if kv_dtype == model.dtype else f"-kv_{kv_dtype}"
+    return f"ls{ENGINE_NUMERICS}-{model.checkpoint.fingerprint()[:12]}-{model.dtype}{kv}-{numerics}"
 
 
 def outline(checkpoint: Checkpoint) -> str:
@@ -135,6 +136,7 @@ class StageAssembly:
                 "engine": str(ENGINE_NUMERICS),
                 "numerics": self._backend.numerics,
                 "dtype": self._model.dtype,
+                "kv_dtype": self._config.kv_dtype,
                 "checkpoint": outline(self._model.checkpoint),
                 "split": ",".join(str(len(layers)) for layers in self._model.splits),
                 "block_size": str(self._config.block_size),
@@ -144,7 +146,7 @@ class StageAssembly:
                 AGREEMENT: self._loaded.identity,
             },
             layers=(layers.start, layers.stop),
-            kv_block_bytes=kv_bytes_per_block(self._program, self._model.dtype, self._config.block_size, len(self._model.spec.kv_windows)),
+            kv_block_bytes=kv_bytes_per_block(self._program, self._config.kv_dtype, self._config.block_size, len(self._model.spec.kv_windows)),
             weight_bytes=sum(weight.nbytes for weight in self._weights.values()),
             kv_bytes_max=self._config.kv_cache_memory_bytes
             or int(psutil.virtual_memory().available * FREE_MEMORY_SHARE / self._config.pipeline_parallel_size),
@@ -189,6 +191,7 @@ class StageAssembly:
             samples_max=min(config.max_num_seqs, config.max_num_batched_tokens) + PROMPT_LOGPROBS_A_STEP,
             block_size=config.block_size,
             block_counts=block_counts,
+            kv_dtype=config.kv_dtype,
         )
         return self._backend.compile(self._program, self._weights, self._model.dtype, limits, stage_threads(config))
 

@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 from lockstep.errors import ConfigError
 from lockstep.models.families import build_program
 from lockstep.models.spec import ModelSpec
-from lockstep.ops.backend import DType
-from lockstep.ops.program import Program
+from lockstep.ops.backend import DType, KVDType
+from lockstep.ops.program import KVLayer, Program
 
 
 def weight_bytes(program: Program, dtype: DType) -> int:
@@ -88,10 +88,15 @@ def parse_split(text: str, layer_count: int) -> tuple[range, ...]:
     return _ranges(counts)
 
 
-def kv_bytes_per_block(program: Program, dtype: DType, block_size: int, group_count: int) -> tuple[int, ...]:
-    """Bytes that one block of `block_size` positions takes in a stage's KV pools, one a group: keys and values of all its layers of the group."""
-    widths = [sum(layer.width for layer in program.kv_layers if layer.group == group) for group in range(group_count)]
-    return tuple(width * block_size * item_bytes(dtype) for width in widths)
+def kv_bytes_per_block(program: Program, dtype: KVDType, block_size: int, group_count: int) -> tuple[int, ...]:
+    """Bytes that one block of `block_size` positions takes in a stage's KV pools, one a group: keys and values of all its layers of the group, in
+    int8 with a scale a head."""
+
+    def position(layer: KVLayer) -> int:
+        return layer.width + 4 * layer.width // layer.head_dim if dtype == "int8" else layer.width * item_bytes(dtype)
+
+    layers = [[layer for layer in program.kv_layers if layer.group == group] for group in range(group_count)]
+    return tuple(sum(map(position, own)) * block_size for own in layers)
 
 
 def item_bytes(dtype: DType) -> int:

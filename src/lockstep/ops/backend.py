@@ -16,18 +16,21 @@ from lockstep.ops.program import Program, Weight
 from lockstep.ops.step import F32, SampleOutputs, StepInputs
 
 DType = Literal["float32", "bfloat16"]
+KVDType = Literal["float32", "bfloat16", "int8"]
+"""int8: each position's key and value, head by head, as integers and one float32 scale: see the op `rope_write`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The largest step and the KV pool. tokens_max bounds T, rows_max bounds R, samples_max bounds S.
-    block_counts: blocks in the pool, one a KV group."""
+    block_counts: blocks in the pool, one a KV group. kv_dtype: None for the program's own dtype."""
 
     tokens_max: int
     rows_max: int
     samples_max: int
     block_size: int
     block_counts: tuple[int, ...]
+    kv_dtype: KVDType | None = None
 
 
 class PackedWeight(Protocol):

@@ -75,9 +75,9 @@ OPS: dict[str, OpSpec] = {
         "F the width of inverse_frequencies (at most head_dim / 2), are rotated by their token's position, half-split pairs (i, i + F): "
         "angle = position * inverse_frequencies[i] (float32 product, i in [0, F)), cos and sin times magnitude (one float32 product); "
         "(a, b) -> (a cos - b sin, b cos + a sin); the rest stays as it is. Rotated queries go to q[T, heads * head_dim]; rotated keys and plain "
-        "values are rounded to the KV dtype "
-        "and written at the token's position through its row's block table. inverse_frequencies is a vector weight computed by the model, "
-        "not read from a file.",
+        "values are rounded to the KV dtype (int8: scale = the vector's largest |x| / 127, each head of each position by itself; x / scale to "
+        "nearest even, within 127 either way; read as integer * scale in float32; what is not finite is read as not a number) and written at the "
+        "token's position through its row's block table. inverse_frequencies is a vector weight computed by the model, not read from a file.",
         defaults={"magnitude": 1.0},
     ),
     "latent_write": OpSpec(

@@ -16,6 +16,7 @@ class EngineError(Exception): ...
 class DType(Enum):
     float32 = 0
     bfloat16 = 1
+    int8 = 2
 
 class Layout(Enum):
     panels = 0
@@ -87,6 +88,7 @@ class Executable:
         *,
         instruction_set: str,
         dtype: DType,
+        kv_dtype: DType,
         limits: tuple[int, int, int, int],
         block_counts: list[int],
         threads: int,

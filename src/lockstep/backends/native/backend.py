@@ -58,6 +58,7 @@ class NativeBackend:
             core = _kernels.Executable(
                 instruction_set=self.instruction_set,
                 dtype=_dtype_of(dtype),
+                kv_dtype=_kernels.DType.int8 if limits.kv_dtype == "int8" else _dtype_of(limits.kv_dtype or dtype),
                 limits=(limits.tokens_max, limits.rows_max, limits.samples_max, limits.block_size),
                 block_counts=list(limits.block_counts),
                 threads=threads,

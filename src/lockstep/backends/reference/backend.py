@@ -66,7 +66,7 @@ class ReferenceExecutable:
 
     @property
     def kv_bytes(self) -> int:
-        return sum((1 if pool.latent else 2) * pool.keys.numel() * pool.keys.element_size() for pool in self._pools)
+        return sum((1 if pool.latent else 2) * _bytes(pool) for pool in self._pools)
 
     def read_buffer(self, name: str, rows: int) -> F32:
         if name not in self._buffers or not 0 <= rows <= len(self._buffers[name]):
@@ -126,9 +126,15 @@ class ReferenceExecutable:
         )
 
 
+def _bytes(pool: KVPool) -> int:
+    """Of the keys, as a backend that packs them would keep them."""
+    return pool.keys.numel() + 4 * pool.keys.shape[0] * pool.keys.shape[1] if pool.int8 else pool.keys.numel() * pool.keys.element_size()
+
+
 def _kv_pool(layer: KVLayer, dtype: DType, limits: Limits, device: torch.device) -> KVPool:
     """Not a number until written: attention over an unwritten position shows at once."""
     shape = (limits.block_counts[layer.group] * limits.block_size, layer.kv_heads, layer.head_dim)
-    keys = torch.full(shape, torch.nan, dtype=TORCH_DTYPE[dtype], device=device)
+    kept = limits.kv_dtype or dtype
+    keys = torch.full(shape, torch.nan, dtype=torch.float32 if kept == "int8" else TORCH_DTYPE[kept], device=device)
     values = keys[..., -layer.latent :] if layer.latent else torch.full_like(keys, torch.nan)
-    return KVPool(keys=keys, values=values, group=layer.group, latent=bool(layer.latent))
+    return KVPool(keys=keys, values=values, group=layer.group, latent=bool(layer.latent), int8=kept == "int8")

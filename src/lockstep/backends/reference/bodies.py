@@ -44,12 +44,14 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPool:
-    """One layer's keys and values in the KV dtype, [positions in the pool, G, D]; latent: values are a view of the keys' last elements."""
+    """One layer's keys and values in the KV dtype, [positions in the pool, G, D]; latent: values are a view of the keys' last elements. int8:
+    float32 values that integers and scales stand for."""
 
     keys: Tensor
     values: Tensor
     group: int
     latent: bool
+    int8: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +140,20 @@ def _rotate_and_write(call: Call, queries: Tensor, keys: Tensor, values: Tensor 
     cos, sin = elementwise(torch.cos, angles_T1D) * magnitude, elementwise(torch.sin, angles_T1D) * magnitude
     pool = step.pools[int(call.attributes["kv_layer"])]
     place_T = step.kv_index[pool.group][step.row_of_token, step.positions]
-    pool.keys[place_T] = _rotated(keys.unflatten(-1, (-1, head_dim)), cos, sin).to(pool.keys.dtype)
+    pool.keys[place_T] = _stored(_rotated(keys.unflatten(-1, (-1, head_dim)), cos, sin), pool)
     if values is not None:
-        pool.values[place_T] = values.to(pool.values.dtype)
+        pool.values[place_T] = _stored(values, pool)
     return _rotated(queries.unflatten(-1, (-1, head_dim)), cos, sin).flatten(1)
+
+
+def _stored(x_THD: Tensor, pool: KVPool) -> Tensor:
+    """As the pool gives it back: rounded to its dtype; int8 keeps what its integers and scales stand for."""
+    if not pool.int8:
+        return x_THD.to(pool.keys.dtype)
+    scale = x_THD.abs().amax(-1, keepdim=True) / 127.0
+    scale = torch.where(torch.isfinite(x_THD).all(-1, keepdim=True), scale, torch.nan)
+    whole = torch.where(scale > 0, torch.round(x_THD / scale).clamp(-127.0, 127.0), torch.zeros_like(x_THD))
+    return torch.where(torch.isnan(scale), scale, whole * scale)
 
 
 def _rotated(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.ops.backend import Backend, DType, Limits
+from lockstep.ops.backend import Backend, DType, KVDType, Limits
 from lockstep.ops.program import Program, ProgramBuilder
 from lockstep.ops.step import F32, LogitEdits, SampleOutputs, SamplingInputs, StepInputs
 
@@ -46,10 +46,10 @@ class StepOutcome:
     samples: SampleOutputs | None
 
 
-def run_case(backend: Backend, case: OpCase, dtype: DType, threads: int = 1) -> tuple[StepOutcome, ...]:
+def run_case(backend: Backend, case: OpCase, dtype: DType, threads: int = 1, *, kv_dtype: KVDType | None = None) -> tuple[StepOutcome, ...]:
     """Run all steps of a case on one executable; what the watched buffers hold after each, and what was sampled."""
     packed = {name: backend.pack(case.program.weights[name], values, dtype) for name, values in case.weights.items()}
-    limits = Limits(tokens_max=64, rows_max=8, samples_max=64, block_size=_BLOCK_SIZE, block_counts=(_BLOCK_COUNT,))
+    limits = Limits(tokens_max=64, rows_max=8, samples_max=64, block_size=_BLOCK_SIZE, block_counts=(_BLOCK_COUNT,), kv_dtype=kv_dtype)
     executable = backend.compile(case.program, packed, dtype, limits, threads)
     outcomes = []
     for step in case.steps:
