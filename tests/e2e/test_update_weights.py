@@ -19,6 +19,7 @@ from family_folder import write_folder
 from family_models import FAMILY_MODELS
 from lockstep import LLM, AsyncLLM, SamplingParams
 from lockstep.errors import CheckpointError
+from lockstep.launch.weights import open_named
 
 MODEL = next(model for model in FAMILY_MODELS if model.name == "qwen3, windows")
 PROMPTS = [{"prompt_token_ids": [7 + i, *range(20, 60), 3 * i]} for i in range(5)]
@@ -55,13 +56,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.mark.parametrize("stages", [1, 3])
 def test_engine_answers_as_one_that_was_started_with_the_weights_it_was_given(stages: int, folders: Folders) -> None:
     with LLM(str(folders.first), pipeline_parallel_size=stages) as llm:
-        for path in (folders.second, folders.first, folders.second):
+        for path in (folders.second, folders.first):
             llm.update_weights(path)
             assert llm.fingerprint == folders.fingerprints[path]
             assert told(llm) == folders.answers[path]
         (again,) = llm.generate(PROMPTS[:1], PARAMS[0])
         assert again.num_cached_tokens > 0
-        llm.update_weights(folders.second)
+        llm.update_weights(folders.first)
         (after,) = llm.generate(PROMPTS[:1], PARAMS[0])
         assert after.num_cached_tokens == 0, "nothing that was computed before may be hit"
 
@@ -150,6 +151,26 @@ def test_checkpoint_that_a_stage_cannot_load_changes_nothing_and_nobody_restarts
         running.identify = opened
         llm.update_weights(folders.second)
         assert told(llm) == folders.answers[folders.second]
+
+
+def test_file_that_was_written_anew_under_the_same_name_is_other_weights(folders: Folders, tmp_path: Path) -> None:
+    """As a training loop does it. A stage that is started again may not pick up what was written since."""
+    place = tmp_path / "policy"
+    shutil.copytree(folders.second, place)
+    with LLM(str(folders.first), pipeline_parallel_size=2) as llm:
+        llm.update_weights(place)
+        assert told(llm) == folders.answers[folders.second]
+        (place / "model.safetensors").unlink()
+        shutil.copy(folders.first / "model.safetensors", place)
+        llm.update_weights(place)
+        assert told(llm) == folders.answers[folders.first]
+        running = llm._running
+        kept = running.engine._loop.cluster._weights  # type: ignore[attr-defined]
+        (place / "model.safetensors").unlink()
+        shutil.copy(folders.second / "model.safetensors", place)
+        assert str(place) in kept
+        with pytest.raises(CheckpointError, match="has other content"):
+            open_named(kept, running.model)
 
 
 def test_stage_that_dies_comes_back_with_the_weights_of_the_others(folders: Folders) -> None:

@@ -26,17 +26,7 @@ REACH = {"sliding_window": 48, "num_hidden_layers": 6}
 
 def cases() -> list[object]:
     """One model of each kind of attention always, the rest in `make test-slow`."""
-    quick = {
-        "mistral",
-        "mixtral",
-        "gpt-oss",
-        "deepseek v2, groups",
-        "qwen3 moe, some layers dense",
-        "qwen3, windows",
-        "gemma 2",
-        "gemma 3",
-        "phi 4, longrope",
-    }
+    quick = {"mistral", "gpt-oss", "deepseek v2, groups", "qwen3, windows", "gemma 2", "gemma 3", "phi 4, longrope"}
     assert quick <= {model.name for model in FAMILY_MODELS}
     return [pytest.param(model, id=model.name, marks=() if model.name in quick else pytest.mark.slow) for model in FAMILY_MODELS]
 

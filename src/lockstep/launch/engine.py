@@ -24,7 +24,7 @@ from lockstep.launch.model import ResolvedModel, find_checkpoint, resolve_model,
 from lockstep.launch.processors import AGREEMENT, LoadedProcessors
 from lockstep.launch.recordings import check_folder, make_recording_folder
 from lockstep.launch.stages import PackedWeights, StageAssembly, fingerprint, make_backend, table_shape
-from lockstep.launch.weights import open_alike
+from lockstep.launch.weights import named, open_alike
 from lockstep.runtime.driver import Driver
 from lockstep.runtime.engine import Engine
 from lockstep.runtime.loop import RestartPolicy
@@ -74,7 +74,7 @@ class RunningEngine:
             if self.recorder is not None:
                 self.recorder.fingerprint = identity
 
-        return self.engine.update_weights(str(path.resolve()), then)
+        return self.engine.update_weights(named(model.checkpoint), then)
 
     def close(self) -> None:
         self.engine.close()

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -21,7 +20,7 @@ from lockstep.launch.grammars import vocabulary_of
 from lockstep.launch.kv_pools import FREE_MEMORY_SHARE
 from lockstep.launch.model import ResolvedModel
 from lockstep.launch.processors import AGREEMENT, LoadedProcessors
-from lockstep.launch.weights import WeightsShelf, open_alike
+from lockstep.launch.weights import WeightsShelf, open_named
 from lockstep.models.families import WeightSource, weight_sources
 from lockstep.models.split import kv_bytes_per_block
 from lockstep.ops.backend import Backend, Executable, Limits, PackedWeight
@@ -158,6 +157,7 @@ class StageAssembly:
         if start.weights != self._held:
             self._weights, self._executable = self._shelf.of(start.weights), None
             self._held = start.weights
+        self._shelf.forget()
         if self._executable is None:
             self._executable = self._compile(start.block_counts)
         layers = self._model.splits[self._index]
@@ -180,7 +180,7 @@ class StageAssembly:
 
     def _load(self, weights: str) -> Mapping[str, PackedWeight]:
         """In memory of its own, so that the former ones go as a whole."""
-        checkpoint = open_alike(Path(weights), self._model) if weights else self._model.checkpoint
+        checkpoint = open_named(weights, self._model) if weights else self._model.checkpoint
         return PackedWeights(make_backend(self._config), replace(self._model, checkpoint=checkpoint)).of(self._program)
 
     def _compile(self, block_counts: tuple[int, ...]) -> Executable:

@@ -13,6 +13,8 @@ from lockstep.ops.backend import PackedWeight
 from lockstep.weights import Checkpoint, open_checkpoint
 
 Packed = Mapping[str, PackedWeight]
+_CONTENT = 16
+"""Digits of a content's hash."""
 
 
 def open_alike(path: Path, model: ResolvedModel) -> Checkpoint:
@@ -31,8 +33,22 @@ def open_alike(path: Path, model: ResolvedModel) -> Checkpoint:
     return checkpoint
 
 
+def named(checkpoint: Checkpoint) -> str:
+    """What stages are told: the content and where it is."""
+    return f"{checkpoint.fingerprint()[:_CONTENT]}:{checkpoint.path.resolve()}"
+
+
+def open_named(weights: str, model: ResolvedModel) -> Checkpoint:
+    """The checkpoint that `named` named. Raises CheckpointError if something else has been written there since: stages would not compute with the
+    same."""
+    checkpoint = open_alike(Path(weights[_CONTENT + 1 :]), model)
+    if named(checkpoint) != weights:
+        raise CheckpointError(f"{checkpoint.path}: has other content than when it was named; write each set of weights under a name of its own")
+    return checkpoint
+
+
 class WeightsShelf:
-    """Satisfies `runtime.stage.WeightsShelf`. load: a stage's weights out of the checkpoint at a path, or with an empty one out of the first."""
+    """Satisfies `runtime.stage.WeightsShelf`. load: a stage's weights out of the checkpoint of that name, or with an empty one out of the first."""
 
     def __init__(self, load: Callable[[str], Packed]) -> None:
         self._load = load
@@ -61,6 +77,10 @@ class WeightsShelf:
         except Exception as error:  # no memory, or a file that goes away: the engine goes on with what it has
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def forget(self) -> None:
+        """What was prepared is computed with already."""
+        self._kept.clear()
 
     def of(self, weights: str) -> Packed:
         """Those that were prepared, once; or loaded now, by a stage that was started again."""

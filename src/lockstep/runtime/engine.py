@@ -159,7 +159,7 @@ class Engine:
 
         def is_over(loop: EngineLoop) -> bool:
             if begun[0].error:
-                raise CheckpointError(f"{weights}: {begun[0].error}")
+                raise CheckpointError(begun[0].error)
             return begun[0].is_done and not loop.recovering
 
         return self._control(lambda loop: begun.append(loop.update_weights(weights, then)), is_over)

@@ -156,7 +156,8 @@ class ImportReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsRequest:
-    """To every stage: make these weights ready beside those that are computed with, for an epoch that names them. weights: a checkpoint's path."""
+    """To every stage: make these weights ready beside those that are computed with, for an epoch that names them. weights: names a checkpoint, its
+    content and its path."""
 
     epoch: int
     weights: str
