@@ -186,7 +186,7 @@ class Executable {
   };
   std::vector<Choice> chosen_;
   std::vector<int64_t> expert_starts_;
-  ZeroedMemory gathered_, expert_gate_up_, expert_activated_, expert_out_;  // rows of one expert's tokens
+  ZeroedMemory gathered_, expert_gate_up_, expert_activated_, expert_out_;  // rows of one expert's tokens; head_linear: of all heads
   ZeroedMemory scores_;                                                     // route's, [thread][2, experts padded]
   int64_t scores_floats_ = 0;
   std::vector<TokenRun> runs_;

@@ -175,6 +175,11 @@ class AsyncLLM:
         return self._running.fingerprint
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of one request, prompt and output."""
+        return self._running.model.window
+
+    @property
     def is_running(self) -> bool:
         return self._running.engine.state.phase in ("running", "recovering")
 

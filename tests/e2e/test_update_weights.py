@@ -18,7 +18,7 @@ from served_process import served
 from family_folder import write_folder
 from family_models import FAMILY_MODELS
 from lockstep import LLM, AsyncLLM, SamplingParams
-from lockstep.errors import CheckpointError
+from lockstep.errors import CheckpointError, LockstepError
 from lockstep.launch.weights import open_named
 
 MODEL = next(model for model in FAMILY_MODELS if model.name == "qwen3, windows")
@@ -157,7 +157,7 @@ def test_file_that_was_written_anew_under_the_same_name_is_other_weights(folders
     """As a training loop does it. A stage that is started again may not pick up what was written since."""
     place = tmp_path / "policy"
     shutil.copytree(folders.second, place)
-    with LLM(str(folders.first), pipeline_parallel_size=2) as llm:
+    with LLM(str(folders.first), pipeline_parallel_size=2, max_restarts=1) as llm:
         llm.update_weights(place)
         assert told(llm) == folders.answers[folders.second]
         (place / "model.safetensors").unlink()
@@ -171,6 +171,11 @@ def test_file_that_was_written_anew_under_the_same_name_is_other_weights(folders
         assert str(place) in kept
         with pytest.raises(CheckpointError, match="has other content"):
             open_named(kept, running.model)
+        pids = running.cluster.describe()["pids"]
+        assert isinstance(pids, list)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(LockstepError, match="has other content"):
+            told(llm)
 
 
 def test_stage_that_dies_comes_back_with_the_weights_of_the_others(folders: Folders) -> None:

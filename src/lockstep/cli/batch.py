@@ -238,7 +238,7 @@ def _signals(stopped: asyncio.Future[int]) -> Iterator[None]:
 def _settings_digest(llm: AsyncLLM, chat: bool, params: SamplingParams) -> str:
     """Of all that answers depend on beside their lines."""
     told = {"fingerprint": llm.fingerprint, "chat": chat, "seed": llm.config.seed, "params": dataclasses.asdict(params)}
-    told |= {name: getattr(llm.config, name) for name in ("max_model_len", "tokenizer", "tokenizer_revision")}
+    told |= {"max_model_len": llm.max_model_len, "tokenizer": llm.config.tokenizer, "tokenizer_revision": llm.config.tokenizer_revision}
     return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 

@@ -16,17 +16,12 @@ from lockstep.models.blocks import (
     Arranged,
     Parts,
     WeightSource,
-    begin,
-    experts,
-    feed_forward,
-    finish,
     frequencies,
     linear,
     named_sources,
-    pre_norm,
 )
-from lockstep.models.llama import LAYER_PARTS, MODEL_PARTS
-from lockstep.models.spec import Latent, ModelSpec
+from lockstep.models.llama import LAYER_PARTS, MODEL_PARTS, build_llama
+from lockstep.models.spec import ModelSpec
 from lockstep.ops.program import Program, ProgramBuilder
 
 LATENT_NORM_EPS = 1e-6
@@ -52,21 +47,14 @@ DEEPSEEK_LAYER_PARTS: Parts = {
 
 
 def build_deepseek(spec: ModelSpec, layers: range, *, embeds: bool, samples: bool) -> Program:
-    """The ops of a stage that holds `layers` (global numbers), with the embedding if `embeds`, with final norm, head and sampling if `samples`."""
-    assert spec.latent is not None, spec
-    builder = begin(spec, embeds=embeds)
-    for layer in layers:
-        _latent_attention(builder, spec, spec.latent, layer, pre_norm(builder, spec, f"layers.{layer}.attention.norm"))
-        normed = pre_norm(builder, spec, f"layers.{layer}.ffn.norm")
-        if layer in spec.expert_layers:
-            experts(builder, spec, layer, normed, HIDDEN)
-        else:
-            feed_forward(builder, spec, layer, normed, HIDDEN, accumulate=True)
-    return finish(builder, spec, samples=samples)
+    """As `build_llama`, with attention on the latent."""
+    return build_llama(spec, layers, embeds=embeds, samples=samples, attend=_latent_attention)
 
 
-def _latent_attention(builder: ProgramBuilder, spec: ModelSpec, latent: Latent, layer: int, x: str) -> None:
+def _latent_attention(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str) -> None:
     """From x, the normed residual stream, added to HIDDEN. A head's query is [rotated, plain], then [rotated, latent]; a key [rotated, latent]."""
+    latent = spec.latent
+    assert latent is not None, spec
     heads, width, rank = spec.head_count, spec.head_dim, latent.kv_rank
     prefix, query_width = f"layers.{layer}.attention", latent.rope_width + latent.plain_width
     plain_queries, keys = builder.buffer("plain_queries", "T", heads * query_width), builder.buffer("keys", "T", width)

@@ -6,12 +6,12 @@ Knows that order and Hugging Face's tensor names; biases, head norms, windows an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from lockstep.models.blocks import HIDDEN, Parts, WeightSource, attention, begin, experts, feed_forward, finish, named_sources, pre_norm
 from lockstep.models.spec import ModelSpec
-from lockstep.ops.program import Program
+from lockstep.ops.program import Program, ProgramBuilder
 
 MODEL_PARTS: Parts = MappingProxyType(
     {
@@ -59,11 +59,20 @@ PHI3_LAYER_PARTS: Parts = MappingProxyType(
 )
 
 
-def build_llama(spec: ModelSpec, layers: range, *, embeds: bool, samples: bool) -> Program:
-    """The ops of a stage that holds `layers` (global numbers), with the embedding if `embeds`, with final norm, head and sampling if `samples`."""
+Attend = Callable[[ProgramBuilder, ModelSpec, int, str], None]
+"""(builder, spec, layer, x): attention from x, the normed residual stream, added to HIDDEN."""
+
+
+def _attend(builder: ProgramBuilder, spec: ModelSpec, layer: int, x: str) -> None:
+    attention(builder, spec, layer, x, HIDDEN, accumulate=True)
+
+
+def build_llama(spec: ModelSpec, layers: range, *, embeds: bool, samples: bool, attend: Attend = _attend) -> Program:
+    """The ops of a stage that holds `layers` (global numbers), with the embedding if `embeds`, with final norm, head and sampling if `samples`.
+    attend: of a family whose attention alone is another."""
     builder = begin(spec, embeds=embeds)
     for layer in layers:
-        attention(builder, spec, layer, pre_norm(builder, spec, f"layers.{layer}.attention.norm"), HIDDEN, accumulate=True)
+        attend(builder, spec, layer, pre_norm(builder, spec, f"layers.{layer}.attention.norm"))
         normed = pre_norm(builder, spec, f"layers.{layer}.ffn.norm")
         if layer in spec.expert_layers:
             experts(builder, spec, layer, normed, HIDDEN)

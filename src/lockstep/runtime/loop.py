@@ -203,7 +203,7 @@ class EngineLoop:
 
     def _note_weights(self, report: WeightsReport) -> None:
         update = self._update
-        if update is None or report.weights != update.weights:
+        if update is None or (report.epoch, report.weights) != (update.epoch, update.weights):
             return
         if report.error:
             update.error, self._update = f"stage {report.stage}: {report.error}", None

@@ -132,10 +132,10 @@ class Matrix:
         """One stage, one request at a time, synchronous, no cache, no chunks. A first pass finds where answers can be made to end."""
         asks = first_asks(self._tokenizer.encode(TEXT), self._model.spec.vocab_size, self._window)
         with_lengths = self._run_plain("plain, to length", asks, ())
-        self._workload = with_ends(asks, with_lengths, self._model.eos_ids, self._window, self._decode)
+        self._workload = with_ends(asks, with_lengths, self._model.eos_ids, self._window, self._tokenizer.decode)
         self._answers = self._run_plain("plain", self._workload.asks, self._workload.eos_ids)
         for ask in self._workload.asks:
-            expected = truncated(ask, with_lengths[ask.name], self._workload.eos_ids, self._decode)
+            expected = truncated(ask, with_lengths[ask.name], self._workload.eos_ids, self._tokenizer.decode)
             got = self._answers[ask.name].tokens
             if expected not in (None, got):
                 self._mismatch("plain", ask.name, 0, "tokens", expected, got)
@@ -291,10 +291,6 @@ class Matrix:
 
     def _texts(self, asks: Sequence[Ask]) -> dict[str, TextStream]:
         return {f"{ask.name}#0": TextStream(self._tokenizer, stop=ask.params.stop) for ask in asks if ask.params.stop}
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        stream = TextStream(self._tokenizer)
-        return stream.push(tokens).text + stream.finish().text
 
     def _with_forcing_pool(self, cell: Cell, config: EngineConfig, asks: Sequence[Ask]) -> EngineConfig:
         limits = RequestLimits(window=self._window, vocab_size=self._model.spec.vocab_size, eos_ids=())

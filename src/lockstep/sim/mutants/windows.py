@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from lockstep.core.layout import BatchLayout
 from lockstep.core.plan_builder import PlanBuilder
+from lockstep.core.pool import BlockPool
 from lockstep.core.provenance import Provenance
 from lockstep.core.request import LiveRequest
 from lockstep.core.table import SlotTable
 from lockstep.core.types import I32, NO_BLOCK
 from lockstep.sim.mutants.booking import LooseBook, OtherBooks
-from lockstep.sim.mutants.mutant import ALL, ONE, UNSEEN, Mutant, of_provenance, of_scheduler, of_table
+from lockstep.sim.mutants.mutant import ALL, ONE, UNSEEN, MakeParts, Mutant, of_provenance, of_scheduler, of_table
 from lockstep.sim.mutants.setting import Setting
 from lockstep.sim.mutants.watched_scheduler import WatchedScheduler
 
@@ -59,9 +60,8 @@ class HitsTheLastBlock(LooseBook):
                 return [self._found(pool, window, request.chain[:count]) for pool, window in zip(self.pools, self._windows, strict=True)]
         return hits
 
-    def _found(self, pool: object, window: int, chain: list[bytes]) -> list[int]:
-        known = pool._block_of  # type: ignore[attr-defined]
-        first = self._first(len(chain), window)
+    def _found(self, pool: BlockPool, window: int, chain: list[bytes]) -> list[int]:
+        known, first = pool._block_of, self._first(len(chain), window)
         return [NO_BLOCK] * first + [known.get(key, known[chain[-1]]) for key in chain[first:]]
 
 
@@ -100,50 +100,19 @@ class ChecksBehind(Provenance):
             self.window = window
 
 
-_WINDOWS = Setting(windows=True)
+def _mutant(name: str, loosens: str, parts: Mapping[str, MakeParts], *, alike: bool = False, equivalent: str | None = None) -> Mutant:
+    setting = Setting(windows=True, alike=alike)
+    return Mutant(name=name, kind="KV groups", loosens=loosens, parts=parts, setting=setting, equivalent=equivalent)
+
+
+_SHOWS = of_table(ShowsWhatIsBehind)
+_UNREAD = "no attention reaches them: tags are compared from the window's first block on, and kernels read from its first position on"
 
 MUTANTS: Sequence[Mutant] = (
-    Mutant(
-        name="retires-one-more",
-        kind="KV groups",
-        loosens="the block that a window begins in is let go of",
-        parts=of_scheduler(EarlyRetirement),
-        setting=_WINDOWS,
-    ),
-    Mutant(
-        name="retires-by-the-rows-end",
-        kind="KV groups",
-        loosens="blocks are let go of that the first tokens of a chunk still see",
-        parts=of_scheduler(RetiresByTheRowsEnd),
-        setting=_WINDOWS,
-    ),
-    Mutant(
-        name="hits-the-last-block",
-        kind="KV groups",
-        loosens="a prefix is hit of which the window's last block alone is there",
-        parts=of_scheduler(LastBlockHits),
-        setting=Setting(windows=True, alike=True),
-    ),
-    Mutant(
-        name="shows-what-is-behind",
-        kind="KV groups",
-        loosens="a block table names blocks behind the window",
-        parts={ONE: of_table(ShowsWhatIsBehind)[ONE]},
-        setting=_WINDOWS,
-    ),
-    Mutant(
-        name="all-show-what-is-behind",
-        kind="KV groups",
-        loosens="every replica's block tables name blocks behind the window",
-        parts={ALL: of_table(ShowsWhatIsBehind)[ALL]},
-        setting=_WINDOWS,
-        equivalent="no attention reaches them: tags are compared from the window's first block on, and kernels read from its first position on",
-    ),
-    Mutant(
-        name="checks-behind",
-        kind="KV groups",
-        loosens="tags are compared that no token's window reaches",
-        parts=of_provenance(ChecksBehind),
-        setting=_WINDOWS,
-    ),
+    _mutant("retires-one-more", "the block that a window begins in is let go of", of_scheduler(EarlyRetirement)),
+    _mutant("retires-by-the-rows-end", "blocks are let go of that the first tokens of a chunk still see", of_scheduler(RetiresByTheRowsEnd)),
+    _mutant("hits-the-last-block", "a prefix is hit of which the window's last block alone is there", of_scheduler(LastBlockHits), alike=True),
+    _mutant("shows-what-is-behind", "a block table names blocks behind the window", {ONE: _SHOWS[ONE]}),
+    _mutant("all-show-what-is-behind", "every replica's block tables name blocks behind the window", {ALL: _SHOWS[ALL]}, equivalent=_UNREAD),
+    _mutant("checks-behind", "tags are compared that no token's window reaches", of_provenance(ChecksBehind)),
 )
